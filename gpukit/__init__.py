@@ -1,0 +1,43 @@
+"""gpukit: move PyTorch training to a GPU or TPU, and trust it afterwards.
+
+The names below are loaded when first used, so that `import gpukit` imports no torch: on a machine whose packages are
+broken, `gpukit.detect()` must still be able to say so.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "detect": "machine.runtime",
+    "Runtime": "machine.runtime",
+    "setup": "machine.setup",
+    "seed_everything": "machine.seeds",
+    "load_dataset": "training.data",
+    "loader": "training.loader",
+    "fit": "training.loop",
+    "History": "training.history",
+    "Experiment": "study.experiment",
+    "Result": "study.experiment",
+    "run": "study.experiment",
+    "compare": "study.compare",
+    "Comparison": "study.compare",
+}
+_MODULES = {"models": "training.models"}
+
+__all__ = [*_WHERE, *_MODULES]
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        value = importlib.import_module(f"gpukit.{_MODULES[name]}")
+    elif name in _WHERE:
+        value = getattr(importlib.import_module(f"gpukit.{_WHERE[name]}"), name)
+    else:
+        raise AttributeError(f"module 'gpukit' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Where am I, and what works here."""

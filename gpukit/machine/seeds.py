@@ -1,0 +1,201 @@
+"""One seed for every source of random numbers, and a plain word on what a seed cannot fix."""
+
+import operator
+import os
+import random
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gpukit.errors import UsageError
+from gpukit.machine.check import Seeds
+
+if TYPE_CHECKING:
+    import torch
+
+# NumPy's global generator takes 32 bits; torch would take 64.
+LARGEST_SEED = 2**32 - 1
+CUBLAS_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
+DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
+
+# What was set before the first deterministic=True, to go back to.
+_before: dict[str, Any] | None = None
+
+
+def check_seed(seed: int) -> int:
+    """`seed` as an int. Raises UsageError unless it is an integer from 0 to 2**32 - 1."""
+    cause = f"A seed is an integer from 0 to {LARGEST_SEED}, the range of NumPy's generator."
+    action = "Give such a number, for example seed=0."
+    try:
+        if isinstance(seed, bool):
+            raise TypeError("bool is no number here")
+        value = operator.index(seed)
+    except TypeError as error:
+        raise UsageError(f"The seed {seed!r} is of type {type(seed).__name__}.", cause, action) from error
+    if not 0 <= value <= LARGEST_SEED:
+        raise UsageError(f"The seed {value} is out of range.", cause, action)
+    return value
+
+
+def seed_everything(seed: int = 0, deterministic: bool = False) -> Seeds:
+    """Seed Python, NumPy, torch and every device, and with them the shuffling and the workers of each DataLoader.
+
+    A DataLoader draws its order and the seeds of its workers from torch's generator: every worker gets a stream of its
+    own for `random`, `torch` and `np.random`. Generators that a data set carries are not reached; give the DataLoader
+    `worker_init_fn=seed_worker` for them.
+
+    deterministic=True also makes torch choose algorithms that give the same result every time; operations that have
+    none warn when they run. It is slower. False undoes what True changed. The result says what can still differ.
+    Raises UsageError for a seed that is not an integer from 0 to 2**32 - 1. Source: "Reproducibility", PyTorch docs.
+    """
+    seed = check_seed(seed)
+    import torch
+
+    seeded = ["python", "torch"]
+    random.seed(seed)
+    torch.manual_seed(seed)  # the CPU, CUDA, MPS, XPU and registered backends
+    try:
+        import numpy as np
+    except ImportError:
+        pass  # torch works without NumPy; then nothing draws from it
+    else:
+        np.random.seed(seed)
+        seeded.insert(1, "numpy")
+    seeded += [kind for kind in ("cuda", "xpu") if hasattr(torch, kind) and getattr(torch, kind).is_available()]
+    seeded += ["mps"] if torch.backends.mps.is_available() else []
+    # torch.manual_seed does not know torch_xla. Importing it just for this would start its runtime.
+    if "torch_xla" in sys.modules:
+        sys.modules["torch_xla"].manual_seed(seed)
+        seeded.append("xla")
+    too_late = _set_deterministic(torch, deterministic)
+    return Seeds(seed, deterministic, tuple(seeded), tuple(_remaining(seeded, deterministic, too_late)))
+
+
+def generator(seed: int = 0) -> "torch.Generator":
+    """A CPU generator with its own stream, for a DataLoader whose order must not depend on what else draws numbers."""
+    import torch
+
+    return torch.Generator(device="cpu").manual_seed(check_seed(seed))
+
+
+def seed_worker(worker_id: int) -> None:
+    """Give a DataLoader worker its own random streams; pass it as `worker_init_fn`.
+
+    torch seeds the global generators of `random`, `torch` and `np.random` in each worker. A generator that the data
+    set holds (`self.rng = np.random.default_rng(0)`) is copied to every worker and every epoch with the same state:
+    all workers draw the same crops. Here each such generator is seeded anew from the worker's seed, in place. Looked
+    for in the data set's attributes, in lists and dicts there, and in data sets or transforms it wraps.
+    Reported as pytorch/pytorch#5059.
+    """
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    if info is None:
+        raise UsageError(
+            "seed_worker was called outside a DataLoader worker.",
+            "It seeds from the worker that it runs in.",
+            "Pass it on instead: DataLoader(..., worker_init_fn=seed_worker).",
+        )
+    for number, held in enumerate(_held_generators(info.dataset)):
+        _reseed(held, info.seed, number)
+
+
+def _held_generators(root: Any) -> Iterator[Any]:
+    """Every random generator reachable from a data set, each once, in an order that is the same in every worker."""
+    import torch
+
+    seen, queue = {id(root)}, [root]
+    while queue:
+        thing = queue.pop(0)
+        if isinstance(thing, random.Random | torch.Generator) or _is_numpy_generator(thing):
+            yield thing
+            continue
+        for child in _children(thing):
+            if id(child) not in seen:
+                seen.add(id(child))
+                queue.append(child)
+
+
+def _children(thing: Any) -> Iterator[Any]:
+    if isinstance(thing, dict):
+        yield from thing.values()
+    elif isinstance(thing, list | tuple):
+        # A list of samples is long and holds no generators; transforms come in short lists.
+        yield from thing[:64]
+    elif hasattr(thing, "__dict__") and not isinstance(thing, type) and type(thing).__module__ != "builtins":
+        yield from vars(thing).values()
+
+
+def _is_numpy_generator(thing: Any) -> bool:
+    numpy_random = sys.modules.get("numpy.random")
+    return numpy_random is not None and isinstance(thing, numpy_random.Generator | numpy_random.RandomState)
+
+
+def _reseed(held: Any, worker_seed: int, number: int) -> None:
+    import torch
+
+    if isinstance(held, torch.Generator):
+        held.manual_seed((worker_seed + 0x9E3779B97F4A7C15 * (number + 1)) % 2**63)
+    elif isinstance(held, random.Random):
+        held.seed(f"{worker_seed}/{number}")
+    else:
+        import numpy as np
+
+        sequence = np.random.SeedSequence([worker_seed & LARGEST_SEED, worker_seed >> 32, number])
+        if isinstance(held, np.random.RandomState):
+            held.seed(sequence.generate_state(8))
+        else:
+            held.bit_generator.state = type(held.bit_generator)(sequence).state
+
+
+def _set_deterministic(torch: Any, deterministic: bool) -> bool:
+    """Turn torch's deterministic choices on, or back to how they were before they were turned on here.
+
+    True if they come too late for cuBLAS, which reads its setting once, at its first product.
+    """
+    global _before
+    too_late = False
+    cudnn = torch.backends.cudnn
+    if deterministic:
+        if _before is None:
+            _before = {
+                "algorithms": torch.are_deterministic_algorithms_enabled(),
+                "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+                "cudnn_deterministic": cudnn.deterministic,
+                "cudnn_benchmark": cudnn.benchmark,
+                CUBLAS_CONFIG: os.environ.get(CUBLAS_CONFIG),
+            }
+        # Only with one of these two workspace settings does cuBLAS add up in the same order every time.
+        if os.environ.get(CUBLAS_CONFIG) not in DETERMINISTIC_CUBLAS:
+            too_late = torch.cuda.is_initialized()
+            os.environ[CUBLAS_CONFIG] = DETERMINISTIC_CUBLAS[0]
+        # warn_only: an operation without a deterministic form names itself and goes on, instead of ending a lesson.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        cudnn.deterministic, cudnn.benchmark = True, False
+    elif _before is not None:
+        before, _before = _before, None
+        torch.use_deterministic_algorithms(before["algorithms"], warn_only=before["warn_only"])
+        cudnn.deterministic, cudnn.benchmark = before["cudnn_deterministic"], before["cudnn_benchmark"]
+        if before[CUBLAS_CONFIG] is None:
+            os.environ.pop(CUBLAS_CONFIG, None)
+        else:
+            os.environ[CUBLAS_CONFIG] = before[CUBLAS_CONFIG]
+    return too_late
+
+
+def _remaining(seeded: list[str], deterministic: bool, too_late: bool) -> Iterator[str]:
+    """What can still differ between two runs with this seed, most likely first."""
+    accelerators = [kind for kind in seeded if kind in ("cuda", "xpu", "mps", "xla")]
+    if "cuda" in accelerators and not deterministic:
+        yield "cuDNN and atomic additions may round differently each time; deterministic=True stops that"
+    if too_late:
+        yield "CUDA products, which were in use before: restart the kernel and ask for deterministic=True first"
+    if deterministic:
+        yield "operations without a deterministic form warn when they run"
+    yield from (f"{kind} has no deterministic mode" for kind in accelerators if kind in ("mps", "xla"))
+    if accelerators:
+        yield "each kind of device draws other numbers for one seed: create models on the CPU, then move them"
+    yield "another torch release, another chip or another number of CPU threads may round differently"
+    yield "generators that a data set holds: use worker_init_fn=seed_worker"
+    if sys.flags.hash_randomization and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        yield "the order of Python sets of strings, unless PYTHONHASHSEED is set before Python starts"
