@@ -1,0 +1,143 @@
+"""Batches that the host prepares, by PyTorch's DataLoader, and copies to the device."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from gpukit.errors import DataError
+from gpukit.machine.seeds import generator, seed_worker
+from gpukit.training.augment import augment
+from gpukit.training.epochs import Epochs
+from gpukit.training.images import ImageSet
+from gpukit.training.workers import start_method
+
+
+class HostLoader(Epochs):
+    """Any data set of (image tensor, class number) samples, through a DataLoader, one batch at a time to the device.
+
+    Images of bytes become float32 0..1 on the device, other images float32 as they are. Only an ImageSet is normalised
+    and augmented: others bring their own transforms.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, device: torch.device, *, workers: int, pinned: bool, **options):
+        super().__init__(dataset, batch_size, device, **options)
+        self.workers = workers
+        self.pinned = pinned
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._plan = _Plan()
+        self._kept = self._data_loader(self._plan, persistent=workers > 0)
+        self._kept_is_busy = False
+
+    def _data_loader(self, plan: "_Plan", persistent: bool) -> DataLoader:
+        whole = isinstance(self.dataset, ImageSet)
+        return DataLoader(
+            _Rows(self.dataset) if whole else self.dataset,
+            batch_sampler=plan,
+            num_workers=self.workers,
+            collate_fn=_as_it_is if whole else _collate,
+            pin_memory=self.pinned,
+            persistent_workers=persistent,
+            multiprocessing_context=start_method() if self.workers else None,
+            worker_init_fn=seed_worker,
+            generator=generator(self.seed),
+        )
+
+    def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        # Workers that stay are one set of queues: a second iterator beside the first needs workers of its own.
+        own = self._kept_is_busy
+        plan = _Plan() if own else self._plan
+        order = self.order(epoch)
+        places = range(len(self.dataset)) if order is None else order.tolist()
+        plan.batches = [list(places[start:stop]) for start, stop in self.spans()]
+        source = self._data_loader(plan, persistent=False) if own else self._kept
+        draws = self.draws(epoch)
+        if not own:
+            self._kept_is_busy = True
+        try:
+            for (start, stop), batch in zip(self.spans(), source, strict=True):
+                x, y = self._to_device(*_pair(batch))
+                if draws is not None:
+                    x = augment(x, draws.part(start, stop, self.device))
+                yield (self.finish(x) if x.dtype == torch.uint8 else x), y
+        finally:
+            if not own:
+                self._kept_is_busy = False
+
+    def _to_device(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._stream is None:
+            return x.to(self.device, non_blocking=self.pinned), y.to(self.device, non_blocking=self.pinned)
+        # On a stream of its own the copy runs beside the step that still computes. It is asynchronous: safe because
+        # PyTorch gives pinned memory back only after the copies from it are done.
+        current = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._stream):
+            x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
+        current.wait_stream(self._stream)
+        for t in (x, y):
+            t.record_stream(current)  # made on one stream, used on another: not to be reused before both are done
+        return x, y
+
+
+class _Plan:
+    """The places of each batch's samples, for DataLoader's `batch_sampler`.
+
+    It knows nothing of its loader: in a circle of references only the garbage collector would end the workers, and
+    then DataLoader waits five seconds for each.
+    """
+
+    def __init__(self):
+        self.batches: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+class _Rows:
+    """An ImageSet that gives a whole batch of bytes at once, which DataLoader asks for by `__getitems__`."""
+
+    def __init__(self, images: ImageSet):
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor(indices)
+        return self.images.images.index_select(0, chosen), self.images.labels.index_select(0, chosen)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _collate(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except (TypeError, RuntimeError) as error:
+        sizes = {tuple(s[0].shape) for s in samples if isinstance(s, tuple | list) and hasattr(s[0], "shape")}
+        if len(sizes) > 1:
+            cause, action = f"Their images have the shapes {sorted(sizes)}.", "Resize or crop them to one size."
+        else:
+            cause, action = str(error), "Let the data set give (tensor, class number), for example by ToTensor()."
+        raise DataError("The samples of the data set cannot be stacked into a batch.", cause, action) from error
+
+
+def _pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, y) as they go to the device: x uint8 or float32, y int64."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(t, torch.Tensor) for t in batch):
+        found = f"a {type(batch).__name__}"
+        if isinstance(batch, tuple | list):
+            found += f" of {', '.join(type(t).__name__ for t in batch)}"
+        raise DataError(
+            "The data set's samples are not pairs of an image tensor and a class number.",
+            f"A batch of them is {found}.",
+            "Wrap it in a Dataset whose samples are (image, label).",
+        )
+    x, y = batch
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise DataError(f"The labels are {y.dtype}.", "A label is a whole class number.", "Give them as int.")
+    return (x if x.dtype == torch.uint8 else x.to(torch.float32)), y.to(torch.int64)
