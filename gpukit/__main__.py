@@ -1,0 +1,103 @@
+"""The command line: `python -m gpukit info|bench|compare`.
+
+Exit status 0: fine. 1: something was found (a device that does not work, runs that may not be compared). 2: bad usage.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import gpukit
+from gpukit.errors import GpukitError
+from gpukit.study.variables import Experiment
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options. Building it imports no torch: `--help` comes at once."""
+    default = Experiment()
+    root = argparse.ArgumentParser(
+        prog="gpukit",
+        description="See what this machine is, run the controlled experiment on it, compare it with others.",
+        epilog="Exit status: 0 fine, 1 something was found, 2 bad usage.",
+    )
+    root.add_argument("--version", action="version", version=f"gpukit {gpukit.__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    info = commands.add_parser("info", help="what this machine is and which of its devices work")
+    info.add_argument("--json", action="store_true", help="print JSON (default: a card)")
+
+    bench = commands.add_parser(
+        "bench",
+        help="run the controlled experiment on every device that works",
+        description="Train the same small network on every device that works, by the loop as published and by "
+        "gpukit's own, and write results.json, report.md and bench.png.",
+    )
+    bench.add_argument(
+        "--device", metavar="D[,D]", help="devices, such as cpu,cuda:0 (default: every device that works)"
+    )
+    bench.add_argument(
+        "--data",
+        metavar="NAME_OR_PATH",
+        default=default.data,
+        help="fashion: the embedded set of 10,000 + 2,000 images, needs no network and takes minutes on a CPU; "
+        "cifar10: the full set of the published table, downloaded where it is not there yet; auto; "
+        "or the path of an .npz or a folder of class folders (default: %(default)s)",
+    )
+    bench.add_argument("--epochs", metavar="N", type=int, default=default.epochs, help="default: %(default)s")
+    bench.add_argument(
+        "--warmup",
+        metavar="N",
+        type=int,
+        default=default.warmup_epochs,
+        help="first epochs that are left out of the mean (default: %(default)s)",
+    )
+    bench.add_argument("--batch-size", metavar="N", type=int, default=default.batch_size, help="default: %(default)s")
+    bench.add_argument(
+        "--images",
+        metavar="N",
+        type=int,
+        help="train on the first N images only, and test on a part in proportion (default: all)",
+    )
+    bench.add_argument(
+        "--lr", metavar="X", type=float, default=default.learning_rate, help="learning rate (default: %(default)s)"
+    )
+    bench.add_argument(
+        "--precision",
+        metavar="P",
+        default="auto",
+        help="of gpukit's loop: fp32, tf32, bf16, fp16, or auto: fp32 and, where another suits the device, that too "
+        "(default: %(default)s). The published loop is always fp32",
+    )
+    bench.add_argument("--seed", metavar="N", type=int, default=default.seed, help="default: %(default)s")
+    bench.add_argument(
+        "--out", metavar="DIR", help="folder for what is written (default: a new one under gpukit-results/)"
+    )
+    bench.add_argument("--json", action="store_true", help="print the results as JSON (default: a table)")
+
+    compare = commands.add_parser(
+        "compare",
+        help="lay results of several machines side by side",
+        description="Lay results side by side with ratios. Exit status 1 where a controlled variable differs.",
+    )
+    compare.add_argument("files", nargs="+", metavar="results.json", help="written by `gpukit bench`")
+    compare.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+    return root
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = parser().parse_args(arguments)
+    from gpukit.frontend import commands
+
+    try:
+        return getattr(commands, options.command)(options)
+    except GpukitError as error:
+        print(f"gpukit {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"gpukit {options.command}: interrupted.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
