@@ -41,7 +41,7 @@ def read_json(path: str | os.PathLike, what: str) -> Any:
     """Parse the JSON file at `path`; `what` names it in the error ("results file", "history")."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"Cannot read the {what} {path}.", f"{reason}.", "Check the path.") from error
@@ -52,4 +52,8 @@ def read_json(path: str | os.PathLike, what: str) -> Any:
             f"The {what} {path} is not complete JSON.",
             f"It breaks off or is damaged at line {error.lineno}, column {error.colno}.",
             "Copy it again from where it was written, or measure again.",
+        ) from error
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+        raise DataError(
+            f"The {what} {path} cannot be read as JSON.", f"{error}.", "It is damaged, or nothing that gpukit wrote."
         ) from error

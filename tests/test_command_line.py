@@ -112,6 +112,25 @@ def test_bench_takes_every_option(tiny, capsys):
     assert (experiment.learning_rate, experiment.seed, experiment.warmup_epochs) == (0.05, 7, 0)
 
 
+def test_a_bench_of_the_embedded_set_takes_half_of_it_and_says_so(monkeypatch, capsys, make_result):
+    from gpukit.study import experiment
+
+    asked = []
+
+    def run(work, device, **more):
+        asked.append((work.data, work.train_images, work.valid_images, len(more["data"][0]), len(more["data"][1])))
+        return make_result(device, loader=work.loader)
+
+    monkeypatch.setattr(experiment, "run", run)
+    assert main(["bench", "--device", "cpu", "--precision", "fp32", "--out", "half"]) == 0
+    assert set(asked) == {("fashion", 5_000, 1_000, 5_000, 1_000)}
+    assert "bench: 5,000 of 10,000 images" in capsys.readouterr().out
+    asked.clear()
+    assert main(["bench", "--device", "cpu", "--precision", "fp32", "--out", "all", "--images", "10000"]) == 0
+    assert set(asked) == {("fashion", 10_000, 2_000, 10_000, 2_000)}
+    assert "of 10,000 images" not in capsys.readouterr().out
+
+
 def test_compare_reads_what_bench_wrote(tiny, capsys):
     assert main(bench_arguments(tiny, "--out", "a")) == 0
     capsys.readouterr()
@@ -254,6 +273,29 @@ def test_compare_lays_machines_side_by_side_with_ratios(make_result, tmp_path, c
     assert row.split()[-5:] == ["1,000", "1.00x", "3.00x", "0.641", "b"]
 
 
+def test_a_reader_that_has_read_enough_is_no_error(make_result, tmp_path):
+    path = write(tmp_path / "a.json", make_result())
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "gpukit", "compare", path]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, timeout=100)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_terminal_that_knows_ascii_only_shows_the_table_all_the_same(make_result, tmp_path):
+    path = write(tmp_path / "a.json", make_result(machine={"device_name": "Gerät \N{SNOWMAN}"}))
+    done = in_a_process(["compare", path], environ={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "Ger?t ?" in done.stdout
+
+
+def test_an_empty_out_is_no_folder(tiny, capsys):
+    assert main(bench_arguments(tiny, "--out", "")) == 2
+    assert "--out names no folder" in capsys.readouterr().err
+
+
 def test_compare_needs_no_torch(make_result, tmp_path):
     path = write(tmp_path / "a.json", make_result())
     (tmp_path / "torch.py").write_text("raise ImportError('torch is broken')")
@@ -271,7 +313,10 @@ def test_compare_refuses_what_differs_and_names_the_variable(make_result, tmp_pa
 
 
 def test_compare_with_json_prints_json_whether_comparable_or_not(make_result, tmp_path, capsys):
-    a, b = write(tmp_path / "a.json", make_result()), write(tmp_path / "b.json", make_result(seed=1, epochs=9))
+    a, b = (
+        write(tmp_path / "a.json", make_result()),
+        write(tmp_path / "b.json", make_result(seconds=(6.0,) * 9, seed=1)),
+    )
     assert main(["compare", "--json", a, b]) == 1
     plain = json.loads(capsys.readouterr().out)
     assert plain["comparable"] is False

@@ -11,11 +11,12 @@ from gpukit.frontend.commands import FINE, FOUND
 from gpukit.machine.precisions import check_precision_name
 from gpukit.machine.runtime import detect
 from gpukit.machine.setup import import_torch
+from gpukit.notices import say
 from gpukit.study import bench as study
 from gpukit.study.bench import Failure, Outcome
 from gpukit.study.compare import Comparison, compare
 from gpukit.study.result import Result, save_results
-from gpukit.study.variables import Experiment
+from gpukit.study.variables import BENCH_IMAGES, Experiment
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -23,7 +24,7 @@ def bench(options: argparse.Namespace) -> int:
     check_precision_name(options.precision)
     work = Experiment(
         data=options.data,
-        train_images=options.images,
+        train_images=BENCH_IMAGES.get(options.data) if options.images is None else options.images,
         batch_size=options.batch_size,
         epochs=options.epochs,
         warmup_epochs=options.warmup,
@@ -47,7 +48,10 @@ def _measure(work: Experiment, options: argparse.Namespace, folder: Path) -> tup
     names = _device_names(options.device)
     checks = [check_device(str(resolve_device(name))) for name in names] if names else check_devices()
     broken = tuple(Failure(c.device, "every loop", c.reason, c.remedy) for c in checks if not c.works)
-    work, train, valid = work.on(*load_dataset(work.data))
+    whole, whole_valid = load_dataset(work.data)
+    work, train, valid = work.on(whole, whole_valid)
+    if options.images is None and len(train) < len(whole):
+        say(f"bench: {len(train):,} of {len(whole):,} images, to end in minutes; --images {len(whole)} takes all")
     runs = study.plan(work, checks, options.precision)
     shows_bar = sys.stderr.isatty()
     results: list[Result] = []

@@ -20,6 +20,8 @@ def reserved(out: str | None, now: datetime.datetime | None = None) -> Iterator[
     If nothing was written in it by the end, it is removed again, as far as it was made here.
     Raises UsageError where nothing can be written, or results of an earlier bench are.
     """
+    if out == "":
+        raise UsageError("--out names no folder.", "It is empty.", "Give a folder, or leave --out away for a new one.")
     made: list[Path] = []
     try:
         folder = _new_folder(now or datetime.datetime.now(), made) if out is None else _make(Path(out), made)

@@ -85,7 +85,10 @@ def memory(device: "torch.device") -> tuple[int | None, int | None]:
     if device.type == "cpu":
         import psutil
 
-        virtual = psutil.virtual_memory()
+        try:
+            virtual = psutil.virtual_memory()
+        except (psutil.Error, OSError, RuntimeError, NotImplementedError):  # a container that hides /proc
+            return None, None
         return virtual.available, virtual.total
     module = _module(device)
     if hasattr(module, "mem_get_info"):

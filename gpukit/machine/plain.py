@@ -48,7 +48,10 @@ def _build(kind: Any, data: Any, where: str) -> Any:
             raise _misfit(where, "an object", data)
         return {key: _build(args[1], item, f"{where}[{key!r}]") for key, item in data.items()}
     if kind is float and type(data) is int:
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            raise DataError(f"{where} is too large a number.", "The data is damaged.", "Write it again.") from None
     if type(data) is not kind:
         raise _misfit(where, kind.__name__, data)
     return data

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gpukit.errors import TrainingError
+from gpukit.errors import MissingPackageError, TrainingError
 from gpukit.machine.backend import end_step, synchronize
 from gpukit.study import timing
 from gpukit.study.result import Epoch, Training
@@ -27,7 +27,14 @@ from gpukit.training.progress import ProgressBar
 
 def batches(images: Any, batch_size: int) -> DataLoader:
     """The loader of the published program: PIL images through ToTensor, in their stored order, without workers."""
-    from torchvision.transforms import ToTensor
+    try:
+        from torchvision.transforms import ToTensor
+    except ImportError as error:
+        raise MissingPackageError(
+            "The published loop needs torchvision, which cannot be imported.",
+            f"{error}.",
+            "Install the torchvision of this torch's release: pip install torchvision",
+        ) from error
 
     return DataLoader(images.as_pil(ToTensor()), batch_size=batch_size)
 

@@ -142,7 +142,9 @@ class Result:
             raise DataError(
                 "The result does not say which images it was measured on.", "It was changed by hand.", _AGAIN
             )
-        return from_plain(cls, fields)
+        result = from_plain(cls, fields)
+        _check_epochs(result)
+        return result
 
     def save(self, path: str | os.PathLike) -> Path:
         return save_results(path, [self])
@@ -187,6 +189,26 @@ def load_results(path: str | os.PathLike) -> list[Result]:
 
 
 _AGAIN = "Measure again: python -m gpukit bench."
+
+
+def _check_epochs(result: "Result") -> None:
+    """Times that no run can have taken would become ratios."""
+    numbers = [epoch.epoch for epoch in result.epochs]
+    least = 0 if result.stopped else result.experiment.epochs
+    if numbers != list(range(1, len(numbers) + 1)) or not least <= len(numbers) <= result.experiment.epochs:
+        raise DataError(
+            f"The result has {len(numbers)} epochs, numbered {', '.join(map(str, numbers[:5])) or 'not at all'}.",
+            f"Its experiment has {result.experiment.epochs}, and nothing says that it was stopped.",
+            _AGAIN,
+        )
+    for epoch in result.epochs:
+        # A training pass takes time; a test pass on a coarse clock may show none.
+        if epoch.train_seconds <= 0 or epoch.valid_seconds < 0:
+            raise DataError(
+                f"Epoch {epoch.epoch} of the result took {epoch.train_seconds:g} + {epoch.valid_seconds:g} seconds.",
+                "It was changed by hand, or the clock was.",
+                _AGAIN,
+            )
 
 
 def _check_format(plain: Any, what: str) -> None:

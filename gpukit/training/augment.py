@@ -26,8 +26,9 @@ class Draws:
 
 
 def draw(count: int, generator: torch.Generator) -> Draws:
-    shifts = torch.randint(2 * PADDING + 1, (count, 2), generator=generator)
-    return Draws(shifts, torch.rand(count, generator=generator) < 0.5)
+    # On the CPU also where torch.set_default_device() says otherwise.
+    shifts = torch.randint(2 * PADDING + 1, (count, 2), generator=generator, device="cpu")
+    return Draws(shifts, torch.rand(count, generator=generator, device="cpu") < 0.5)
 
 
 def augment(images: torch.Tensor, draws: Draws) -> torch.Tensor:

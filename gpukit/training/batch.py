@@ -4,6 +4,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from gpukit.errors import DataError
 
@@ -24,10 +25,17 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """`value` with every tensor in it on `device`: tensors, (named) tuples, lists, dicts, dataclasses, nested."""
+    """`value` with every tensor in it on `device`: tensors, (named) tuples, lists, dicts, dataclasses, nested.
+
+    What has a method `to` moves itself: a PackedSequence, whose lengths stay on the CPU, a batch of graphs or tokens.
+    """
     if isinstance(value, torch.Tensor):
         # Only a copy out of pinned memory may be asynchronous: the copy then reads memory that PyTorch keeps alive.
         return value.to(device, non_blocking=device.type == "cuda" and value.device.type == "cpu" and value.is_pinned())
+    if callable(getattr(value, "to", None)) and not isinstance(value, (nn.Module, type)):
+        return value.to(device)
+    if isinstance(value, torch.Size):
+        return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(part, device) for part in value))
     if isinstance(value, (tuple, list)):
@@ -52,3 +60,17 @@ def sample_count(value: Any) -> int:
             if count := sample_count(part):
                 return count
     return 0
+
+
+def batch_samples(inputs: Any, target: Any) -> int:
+    """The number of samples in a batch: its targets', or its inputs' where the target has no tensor.
+
+    Raises DataError where there are none: a mean over nothing would make every weight NaN.
+    """
+    if count := sample_count(target) or sample_count(inputs):
+        return count
+    raise DataError(
+        "A batch has no samples that can be counted.",
+        "It is empty, or neither its target nor its input holds a tensor.",
+        "Leave empty batches out, and give tensors whose first dimension is the sample.",
+    )

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,12 +78,18 @@ def _not_here(reasons: list[str]) -> DataError:
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpukit"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "gpukit"
+
+
+def home_folder() -> Path:
+    """The user's folder, or the one for temporary files where a container's user has none."""
+    home = os.path.expanduser("~")
+    return Path(home if os.path.isabs(home) else tempfile.gettempdir())
 
 
 def usual_roots() -> list[Path]:
     """The folders in which people, torchvision's examples and Keras keep data sets."""
-    clone, here, home, cache = Path(gpukit.__file__).parent.parent, Path.cwd(), Path.home(), cache_folder()
+    clone, here, home, cache = Path(gpukit.__file__).parent.parent, Path.cwd(), home_folder(), cache_folder()
     return [
         *(clone / "data", here / "data", here / "datasets", here, here.parent / "data"),
         *(home / "data", home / "datasets", cache, cache.parent, cache.parent / "torch", cache.parent / "torchvision"),

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ def load_dataset(
 
     Raises UsageError for a name that is unknown, DataError for data that is not there, damaged or does not fit.
     """
-    if not patience_seconds >= 0:
+    if isinstance(patience_seconds, bool) or not isinstance(patience_seconds, Real) or not patience_seconds >= 0:
         raise UsageError(f"patience_seconds={patience_seconds!r} is no time to wait.", "", "Give 0 or more seconds.")
     text = os.fspath(name) if isinstance(name, str | os.PathLike) else name
     if name == "fashion":
@@ -60,7 +61,7 @@ def load_dataset(
         return train, valid
     if not isinstance(text, str) or not (isinstance(name, os.PathLike) or _looks_like_path(text)):
         raise unknown_name("data set", name, [*NAMES, "the path of an .npz file", "the path of a folder"])
-    return _from_path(Path(text).expanduser())
+    return _from_path(Path(os.path.expanduser(text)))
 
 
 def _looks_like_path(text: str) -> bool:
@@ -69,8 +70,12 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _from_path(path: Path) -> tuple[ImageSet, ImageSet]:
-    if not path.exists():
-        raise DataError(f"{path} is not there.", f"The working directory is {Path.cwd()}.", "Check the path.")
+    try:
+        there = path.exists()
+    except OSError as error:  # too long a name, a folder that is not ours to look into
+        raise DataError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
+    if not there:
+        raise DataError(f"{path} is not there.", f"The working directory is {os.getcwd()}.", "Check the path.")
     if path.is_dir():
         cifar = next(cifar10.found_in(path), None)
         return cifar10.read(cifar) if cifar else read_folder(path)

@@ -47,7 +47,9 @@ class Epochs:
         self.epoch = 0
         if self.normalize:
             # On the device once: a batch must not wait for a copy of six numbers.
-            mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (dataset.mean, dataset.std))
+            mean, std = (
+                torch.tensor(v, dtype=torch.float64, device="cpu").view(-1, 1, 1) for v in (dataset.mean, dataset.std)
+            )
             self._offset = (255 * mean).float().to(device)
             self._scale = (1 / (255 * std)).float().to(device)
 
@@ -78,7 +80,9 @@ class Epochs:
 
     def order(self, epoch: int) -> torch.Tensor | None:
         """The samples' places in the data set, int64 (N,), or None for the order of the data set."""
-        return torch.randperm(len(self.dataset), generator=self._generator(epoch, ORDER)) if self.shuffle else None
+        if not self.shuffle:
+            return None
+        return torch.randperm(len(self.dataset), generator=self._generator(epoch, ORDER), device="cpu")
 
     def draws(self, epoch: int) -> Draws | None:
         """The augmentation of each sample, by its place in the epoch's order, or None."""
@@ -87,7 +91,7 @@ class Epochs:
     def _generator(self, epoch: int, purpose: int) -> torch.Generator:
         # SeedSequence mixes: seed 0 in epoch 1 is not seed 1 in epoch 0.
         mixed = np.random.SeedSequence([self.seed, epoch, purpose]).generate_state(1, np.uint64)[0]
-        return torch.Generator().manual_seed(int(mixed) >> 1)
+        return torch.Generator(device="cpu").manual_seed(int(mixed) >> 1)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 images to float32: bit for bit ToTensor's, or, normalised, within 1e-6 of ToTensor's and Normalize's.

@@ -1,5 +1,6 @@
 """Batches that the host prepares, by PyTorch's DataLoader, and copies to the device."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,7 @@ class HostLoader(Epochs):
             pin_memory=self.pinned,
             persistent_workers=persistent,
             multiprocessing_context=start_method() if self.workers else None,
-            worker_init_fn=seed_worker,
+            worker_init_fn=_start_worker,
             generator=generator(self.seed),
         )
 
@@ -51,7 +52,9 @@ class HostLoader(Epochs):
         order = self.order(epoch)
         places = range(len(self.dataset)) if order is None else order.tolist()
         plan.batches = [list(places[start:stop]) for start, stop in self.spans()]
-        source = self._data_loader(plan, persistent=False) if own else self._kept
+        # A DataLoader draws the workers' seed on the default device, by a generator that is on the CPU.
+        with torch.device("cpu"):
+            source = iter(self._data_loader(plan, persistent=False) if own else self._kept)
         draws = self.draws(epoch)
         if not own:
             self._kept_is_busy = True
@@ -106,8 +109,15 @@ class _Rows:
         return len(self.images)
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.tensor(indices)
+        chosen = torch.tensor(indices, device="cpu")
         return self.images.images.index_select(0, chosen), self.images.labels.index_select(0, chosen)
+
+
+def _start_worker(worker_id: int) -> None:
+    # A terminal's Ctrl-C and a notebook's Stop button reach the whole group of processes. The main process decides;
+    # a worker that died of it would end the training with an error instead of after the step.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    seed_worker(worker_id)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class ImageSet(Dataset):
     source: str = ""
 
     def __post_init__(self):
-        images = torch.as_tensor(self.images)
+        images = torch.as_tensor(self.images, device="cpu")
         where = f"{self.name} ({self.split})"
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise DataError(
@@ -95,17 +96,26 @@ class ImageSet(Dataset):
 
     def take(self, n: int) -> "ImageSet":
         """The first `n` images. Mean and standard deviation stay those of the whole training part."""
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= len(self):
+        if isinstance(n, bool) or not isinstance(n, Integral) or not 1 <= n <= len(self):
             raise UsageError(
                 f"Cannot take {n!r} images of {self.name} ({self.split}).",
                 f"It has {len(self):,}.",
                 f"Take a whole number from 1 to {len(self)}.",
             )
-        return self._part(slice(n))
+        return self._part(slice(int(n)))
 
     def select(self, indices: Sequence[int]) -> "ImageSet":
-        """The images at `indices`, in that order."""
-        return self._part(torch.as_tensor(indices, dtype=torch.int64))
+        """The images at `indices`, in that order. Raises UsageError for what are no places in this set."""
+        places = torch.as_tensor(indices, device="cpu")
+        whole = places.dim() == 1 and places.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+        if not whole or (len(places) and not -len(self) <= places.min() <= places.max() < len(self)):
+            found = f"reach from {places.min()} to {places.max()}" if whole else f"are {places.dtype}"
+            raise UsageError(
+                f"The indices into {self.name} ({self.split}) {found}.",
+                f"It has {len(self):,} images, numbered from 0.",
+                "Of a mask, take `mask.nonzero().flatten()`.",
+            )
+        return self._part(places.to(torch.int64))
 
     def _part(self, which: slice | torch.Tensor) -> "ImageSet":
         kept = {name: getattr(self, name) for name in ("classes", "name", "split", "mean", "std", "source")}
@@ -146,7 +156,7 @@ def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[f
 
     Counted by pixel value, so exact at any size. A channel of one value gets the deviation 1: dividing by it is safe.
     """
-    values = torch.arange(256, dtype=torch.float64) / 255
+    values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
     means, deviations = [], []
     for channel in range(images.shape[1]):
         counts = torch.bincount(images[:, channel].flatten(), minlength=256).double()

@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpukit.errors import TrainingError
+from gpukit.errors import GpukitError
 from gpukit.machine import backend
-from gpukit.training.batch import sample_count, split_batch, to_device
+from gpukit.training.batch import batch_samples, split_batch, to_device
 from gpukit.training.history import History
 from gpukit.training.interrupt import Stop, stop_after_step
+from gpukit.training.modes import modes_kept
 from gpukit.training.prepare import Run, check_arguments, prepare, samples_an_epoch
 from gpukit.training.progress import ProgressBar, ScalarLog
 from gpukit.training.recorder import Recorder
+from gpukit.training.schedule import step_scheduler
 from gpukit.training.tally import Metrics, Tally
 
 
@@ -39,15 +41,16 @@ def fit(
     `train` and `valid` give batches (input, target), anew for every epoch: a `gpukit.loader`, a DataLoader, a list.
     `loss_fn(output, target)` gives one number; without it, cross entropy. `optimizer` is an optimiser over the model's
     parameters or a function that makes one from them; without it, AdamW at 0.001. `scheduler` likewise is a scheduler
-    or a function from the optimiser to one; it steps once an epoch. `metrics` maps names to functions
-    (output, target) -> mean over the batch; with cross entropy it is the accuracy unless given. `device` None takes
-    what `setup()` chose. `precision` is "fp32", "tf32", "bf16", "fp16" or "auto". TensorBoard scalars go to `log_dir`.
+    or a function from the optimiser to one; it steps once an epoch (ReduceLROnPlateau by the validation loss, or the
+    training loss where nothing is validated). `metrics` maps names to functions (output, target) -> mean over the
+    batch; with cross entropy it is the accuracy unless given. `device` None takes what `setup()` chose. `precision` is
+    "fp32", "tf32", "bf16", "fp16" or "auto". TensorBoard scalars go to `log_dir`.
 
     The model is moved to the device and stays there, trained. Ctrl-C or the Stop button ends after the current step.
 
     Raises UsageError for arguments that cannot be meant, DeviceError for a device that does not work, DataError for
     batches that are no pairs, and TrainingError when the loss is no longer finite, or the optimiser holds other
-    parameters than the model's; what was recorded by then is the error's `history`.
+    parameters than the model's. What was recorded by then is each such error's `history`.
     """
     check_arguments(train, valid, epochs)
     run = prepare(
@@ -59,13 +62,13 @@ def fit(
         precision=precision,
         metrics=metrics,
         channels_last=channels_last,
+        epochs=epochs,
     )
     log = ScalarLog(log_dir)
     bar = ProgressBar(epochs, samples_an_epoch(train), progress)
-    was_training = model.training
     recorder = Recorder(run, log, bar)
     try:
-        with run.precision.applied(), stop_after_step() as stop:
+        with modes_kept(model), run.precision.applied(), stop_after_step() as stop:
             for epoch in range(1, epochs + 1):
                 recorder.start_epoch(epoch, train)
                 train_epoch(run, train, recorder, stop)
@@ -76,13 +79,11 @@ def fit(
                 if stop.asked:
                     recorder.stopped = f"interrupted in epoch {epoch} after step {recorder.tally.steps}"
                     break
-                if run.scheduler is not None:
-                    run.scheduler.step()
-    except TrainingError as error:
+                step_scheduler(run.scheduler, recorder.judged_loss)
+    except GpukitError as error:
         error.history = recorder.history()
         raise
     finally:
-        model.train(was_training)
         recorder.close()
     return recorder.history()
 
@@ -93,8 +94,8 @@ def train_epoch(run: Run, train: Iterable, recorder: Recorder, stop: Stop) -> No
     for batch in recorder.timed(train):
         inputs, target = to_device(split_batch(batch), run.device)
         with run.precision.autocast():
-            output = run.model(inputs)
-            loss = run.loss_fn(output, target)
+            output = run.forward(inputs)
+            loss = run.loss(output, target)
         run.optimizer.zero_grad(set_to_none=True)
         if run.scaler is None:
             loss.backward()
@@ -104,7 +105,7 @@ def train_epoch(run: Run, train: Iterable, recorder: Recorder, stop: Stop) -> No
             run.scaler.step(run.optimizer)
             run.scaler.update()
         backend.end_step(run.device)
-        recorder.step(loss, output, target)
+        recorder.step(loss, batch_samples(inputs, target), output, target)
         if stop.asked:
             break
 
@@ -117,10 +118,10 @@ def evaluate(run: Run, valid: Iterable, stop: Stop) -> Tally | None:
     for batch in valid:
         inputs, target = to_device(split_batch(batch), run.device)
         with run.precision.autocast():
-            output = run.model(inputs)
-            loss = run.loss_fn(output, target)
+            output = run.forward(inputs)
+            loss = run.loss(output, target)
         backend.end_step(run.device)
-        tally.add(loss, sample_count(target), output, target)
+        tally.add(loss, batch_samples(inputs, target), output, target)
         if tally.due:
             tally.read()
         if stop.asked:

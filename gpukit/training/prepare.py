@@ -1,18 +1,22 @@
 """Everything that is settled before the first step: device, precision, model, optimiser, loss, metrics."""
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gpukit.errors import TrainingError, UsageError
 from gpukit.machine import probe
 from gpukit.machine.setup import current
 from gpukit.notices import say
-from gpukit.training.batch import to_device
+from gpukit.training.layout import forward_or_undo, lay_out
+from gpukit.training.optimizer import attach_optimizer, move_state
 from gpukit.training.precision import Precision
+from gpukit.training.schedule import attach_scheduler
 from gpukit.training.tally import Metrics, accuracy
 
 Optimizer = torch.optim.Optimizer
@@ -32,6 +36,41 @@ class Run:
     device: torch.device
     precision: Precision
     loss_is_sum: bool
+    layout_is_a_guess: bool = False
+
+    def forward(self, inputs: Any) -> Any:
+        """The model's output."""
+        if not self.layout_is_a_guess:
+            return self.model(inputs)
+        self.layout_is_a_guess = False
+        return forward_or_undo(self.model, inputs, self.device, self._layout_was_undone)
+
+    def _layout_was_undone(self) -> None:
+        move_state(self.optimizer)
+        say("the model cannot have channels last: it uses view() on images; reshape() or flatten() would let it")
+
+    def loss(self, output: Any, target: Any) -> torch.Tensor:
+        """The loss, found to be something that a gradient can start from."""
+        loss = self.loss_fn(output, target)
+        if not isinstance(loss, torch.Tensor):
+            raise UsageError(
+                f"The loss function gave a {type(loss).__name__}.",
+                "backward() starts from a tensor of one number.",
+                "Return that tensor, without .item() or float().",
+            )
+        if loss.numel() != 1:
+            raise UsageError(
+                f"The loss function gave a tensor of shape {tuple(loss.shape)}.",
+                "backward() starts from one number.",
+                "Let it return the mean: loss.mean().",
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise TrainingError(
+                "The loss does not depend on any trainable parameter.",
+                "The model or the loss function detaches: .detach(), .numpy(), .argmax() or torch.no_grad().",
+                "Compute the loss from the model's output by differentiable operations.",
+            )
+        return loss
 
 
 def check_arguments(train: Iterable, valid: Iterable | None, epochs: int) -> None:
@@ -79,15 +118,18 @@ def prepare(
     precision: str,
     metrics: Metrics | None,
     channels_last: bool | str,
+    epochs: int,
 ) -> Run:
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"The model is a {type(model).__name__}, not a torch.nn.Module.", "", "Pass an instance: SmallCNN()."
         )
+    check_gradients(model)
     device = choose_device(device)
     arithmetic = choose_precision(device, precision)
     # The model moves before the optimiser is looked at: on XLA a move makes new parameters.
-    place(model, device, arithmetic, channels_last)
+    model.to(device)
+    layout_is_a_guess = lay_out(model, arithmetic, channels_last)
     if loss_fn is None:
         loss_fn = nn.CrossEntropyLoss()
     if isinstance(loss_fn, nn.Module):
@@ -100,12 +142,49 @@ def prepare(
             "Use reduction='mean' or 'sum', or wrap it: lambda output, target: loss_fn(output, target).mean().",
         )
     if metrics is None:
-        metrics = {"accuracy": accuracy} if isinstance(loss_fn, nn.CrossEntropyLoss) else {}
+        metrics = (
+            {"accuracy": functools.partial(accuracy, ignore_index=loss_fn.ignore_index)}
+            if isinstance(loss_fn, nn.CrossEntropyLoss)
+            else {}
+        )
+    check_metrics(metrics)
     optimizer = attach_optimizer(optimizer, model)
-    if callable(scheduler) and not hasattr(scheduler, "step"):
-        scheduler = scheduler(optimizer)
-    scaler = arithmetic.scaler()
-    return Run(model, loss_fn, optimizer, scheduler, scaler, metrics, device, arithmetic, reduction == "sum")
+    return Run(
+        model,
+        loss_fn,
+        optimizer,
+        attach_scheduler(scheduler, optimizer, epochs),
+        arithmetic.scaler(),
+        metrics,
+        device,
+        arithmetic,
+        loss_is_sum=reduction == "sum",
+        layout_is_a_guess=layout_is_a_guess,
+    )
+
+
+def check_gradients(model: nn.Module) -> None:
+    if not torch.is_grad_enabled():
+        raise UsageError(
+            "Gradients are switched off here.",
+            "fit was called inside torch.no_grad() or torch.inference_mode(), or after torch.set_grad_enabled(False).",
+            "Call it outside, or after torch.set_grad_enabled(True).",
+        )
+    if any(parameter.is_inference() for parameter in model.parameters() if not is_lazy(parameter)):
+        raise UsageError(
+            "The model was made inside torch.inference_mode().",
+            "Such parameters can never have gradients.",
+            "Make the model outside.",
+        )
+
+
+def check_metrics(metrics: Any) -> None:
+    if not isinstance(metrics, Mapping) or not all(isinstance(n, str) and callable(m) for n, m in metrics.items()):
+        raise UsageError(
+            f"metrics is {metrics!r}.",
+            "It maps names to functions (output, target) -> mean over the batch.",
+            'Pass for example {"error": lambda output, target: (output - target).abs().mean()}.',
+        )
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -125,59 +204,3 @@ def choose_precision(device: torch.device, asked: str) -> Precision:
     if asked == "auto":
         say(f"precision {name} on {device}: {reason}; precision=... overrides")
     return Precision(name, device.type)
-
-
-def place(model: nn.Module, device: torch.device, precision: Precision, channels_last: bool | str) -> None:
-    """Move the model, and lay convolution weights out with channels last where that is faster. Values stay."""
-    model.to(device)
-    if channels_last not in (True, False, "auto"):
-        raise UsageError(f"channels_last is {channels_last!r}.", "", "It takes True, False or 'auto'.")
-    convolves = any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in model.modules())
-    if channels_last is True or (channels_last == "auto" and convolves and precision.likes_channels_last):
-        model.to(memory_format=torch.channels_last)
-
-
-def attach_optimizer(optimizer: Optimizer | Callable[[Iterable], Optimizer] | None, model: nn.Module) -> Optimizer:
-    """An optimiser that holds this model's parameters, or an error that says that it doesn't."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise TrainingError(
-            "The model has no parameter to train.",
-            "Either it has none, or all have requires_grad=False.",
-            "Unfreeze some: parameter.requires_grad_(True).",
-        )
-    if optimizer is None:
-        say("optimiser AdamW with learning rate 0.001; optimizer=... overrides")
-        return torch.optim.AdamW(trainable, lr=1e-3)
-    if not isinstance(optimizer, Optimizer):
-        if not callable(optimizer):
-            raise UsageError(
-                f"The optimiser is a {type(optimizer).__name__}.",
-                "",
-                "Pass torch.optim.SGD(model.parameters(), lr=0.01), or a function from parameters to an optimiser.",
-            )
-        optimizer = optimizer(trainable)
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if len(missing) == len(trainable):
-        raise TrainingError(
-            f"The optimiser holds none of the {len(trainable)} trainable parameters of the model.",
-            "It was built from another model, or before the move to the device replaced the parameters.",
-            "Build it from this model: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01).",
-        )
-    if missing:
-        named = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        say(
-            f"the optimiser holds {len(trainable) - len(missing)} of {len(trainable)} trainable parameters; not {named}"
-        )
-    _move_state(optimizer)
-    return optimizer
-
-
-def _move_state(optimizer: Optimizer) -> None:
-    """Bring momentum and the like to where their parameters went: it was made where they were at the first step."""
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            # "step" counters stay on the CPU by design, unless the optimiser is capturable or fused.
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim():
-                state[name] = to_device(value, parameter.device)

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from gpukit.errors import MissingPackageError
+from gpukit.errors import MissingPackageError, UsageError
 from gpukit.training.history import EpochRecord
 
 
@@ -45,7 +45,14 @@ class ScalarLog:
                 raise MissingPackageError(
                     "log_dir needs the tensorboard package, which is not installed.", "", "Run: pip install tensorboard"
                 ) from error
-            self._writer = SummaryWriter(os.fspath(log_dir))
+            try:
+                self._writer = SummaryWriter(os.fspath(log_dir))
+            except OSError as error:
+                raise UsageError(
+                    f"Cannot write TensorBoard scalars to {log_dir}.",
+                    f"{error.strerror or error}.",
+                    "Choose another log_dir.",
+                ) from error
 
     def recent(self, loss: float, step: int) -> None:
         """The mean loss of the last few steps, at `step` of the run."""

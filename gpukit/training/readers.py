@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gpukit.errors import DataError
+from gpukit.machine.backend import memory
 from gpukit.notices import say
 from gpukit.training.images import ImageSet, class_numbers
 
@@ -40,14 +41,20 @@ def read_npz(path: Path) -> tuple[ImageSet, ImageSet]:
             f"It has: {', '.join(sorted(arrays)) or 'nothing'}.",
             "Store x_train, y_train, x_test, y_test, or images and labels.",
         )
-    classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else ()
+    classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else ()
     return _sets(path, train, pair(*VALID), classes)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise DataError(f"{path} is no file.", "It may be a pipe or a device.", "Check the path.")
     try:
+        with zipfile.ZipFile(path) as archive:
+            _check_memory(sum(part.file_size for part in archive.infolist()), str(path), "Store a part of them.")
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
+    except DataError:
+        raise
     except Exception as error:  # a damaged archive raises whatever its decompressor does
         if not zipfile.is_zipfile(path):
             action = "It is cut short, or not an .npz. Copy or download it again."
@@ -102,7 +109,10 @@ def _image_files(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
         if not of_class.is_dir():
             continue
         images = [
-            file for file in sorted(of_class.iterdir()) if file.suffix.lower() in SUFFIXES and file.name[0] != "."
+            file
+            for file in sorted(of_class.iterdir())
+            # A pipe or a device would be waited for for ever; a link that leads nowhere is told when it is read.
+            if file.suffix.lower() in SUFFIXES and file.name[0] != "." and (file.is_file() or not file.exists())
         ]
         if not images:
             raise DataError(
@@ -116,16 +126,9 @@ def _image_files(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
 
 def _read_images(files: list[Path]) -> np.ndarray:
     """uint8 (N, H, W, 3), or (N, H, W) if all are grey. The size is settled by the first file."""
-    import psutil
-
     height, width = _read_image(files[0]).shape[:2]
-    needed, free = 3 * height * width * len(files), psutil.virtual_memory().available
-    if needed > free:
-        raise DataError(
-            f"The {len(files):,} images take {needed / 2**30:.1f} GiB as bytes.",
-            f"{free / 2**30:.1f} GiB of memory are free.",
-            "Give torchvision.datasets.ImageFolder to gpukit.loader: it reads the images batch by batch.",
-        )
+    action = "Give torchvision.datasets.ImageFolder to gpukit.loader: it reads the images batch by batch."
+    _check_memory(3 * height * width * len(files), f"{len(files):,} images", action)
     pixels = np.empty((len(files), height, width, 3), np.uint8)
     grey = True
     for i, file in enumerate(files):
@@ -139,6 +142,17 @@ def _read_images(files: list[Path]) -> np.ndarray:
         grey = grey and image.ndim == 2
         pixels[i] = image[..., None] if image.ndim == 2 else image
     return np.ascontiguousarray(pixels[..., 0]) if grey else pixels
+
+
+def _check_memory(needed_bytes: int, what: str, action: str) -> None:
+    """A few compressed bytes can stand for more than the memory; the system would end the process without a word."""
+    free, _ = memory(torch.device("cpu"))
+    if free is not None and needed_bytes > free:
+        raise DataError(
+            f"{what} would take {needed_bytes / 2**30:.1f} GiB as bytes.",
+            f"{free / 2**30:.1f} GiB of memory are free.",
+            action,
+        )
 
 
 def _read_image(file: Path) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 
 from gpukit.errors import TrainingError, UsageError
 from gpukit.machine import backend
-from gpukit.training.batch import sample_count
+from gpukit.notices import say
 from gpukit.training.history import EpochRecord, History
 from gpukit.training.monitor import Monitor
 from gpukit.training.prepare import Run
@@ -57,11 +57,10 @@ class Recorder:
                 return
             yield batch
 
-    def step(self, loss: torch.Tensor, output: Any, target: Any) -> None:
+    def step(self, loss: torch.Tensor, count: int, output: Any, target: Any) -> None:
         if self.first_step_seconds is None:
             backend.synchronize(self.run.device)
             self.first_step_seconds = time.perf_counter() - self._got_batch
-        count = sample_count(target)
         self.tally.add(loss, count, output, target)
         self._steps += 1
         self.bar.step(count)
@@ -104,6 +103,14 @@ class Recorder:
         backend.synchronize(self.run.device)
         self.valid_seconds = time.perf_counter() - self._ended_training
         self.valid = tally if tally is not None and tally.samples else None
+        if tally is not None and not tally.samples:
+            say(f"the validation data gave no batch in epoch {self.epoch}: nothing was validated; pass a loader anew")
+        elif tally is not None and tally.first_bad_step is not None:
+            say(f"the validation loss is not finite since batch {tally.first_bad_step} in epoch {self.epoch}")
+
+    def judged_loss(self) -> float:
+        """The last epoch's validation loss, or its training loss where nothing was validated."""
+        return (self.valid or self.tally).loss()
 
     def end_epoch(self) -> None:
         metrics = self.tally.means()

@@ -27,7 +27,7 @@ class ResidentLoader(Epochs):
     def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         order, draws = self.order(epoch), self.draws(epoch)
         if self.device.type in COMPILED:
-            order = torch.arange(len(self.dataset)) if order is None else order
+            order = torch.arange(len(self.dataset), device="cpu") if order is None else order
         else:  # one copy an epoch: the slices below are then on the device
             order = None if order is None else order.to(self.device)
             draws = None if draws is None else draws.to(self.device)

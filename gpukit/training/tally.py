@@ -3,9 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
+
+from gpukit.errors import UsageError
 
 # Reading a value makes the host wait until the device has caught up. Once in so many steps costs nothing that shows,
 # and on XLA, where a read runs the graph so far, a fixed count keeps the number of different graphs small.
@@ -16,9 +19,15 @@ SECONDS_BETWEEN_READS = 1.0
 Metrics = Mapping[str, Callable[[Any, Any], torch.Tensor]]
 
 
-def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Share of the samples whose largest logit is the target's. `output` (N, classes, ...), `target` (N, ...)."""
-    return (output.argmax(1) == target).float().mean()
+def accuracy(output: torch.Tensor, target: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    """Share of the samples whose largest logit is the target's. `output` (N, classes, ...), `target` (N, ...).
+
+    Where the target holds a probability for each class, it is of the output's shape, and its largest counts. Targets
+    that are `ignore_index` do not count, as in cross entropy.
+    """
+    if target.is_floating_point():
+        return (output.argmax(1) == target.argmax(1)).float().mean()
+    return (output.argmax(1) == target).sum() / (target != ignore_index).sum()
 
 
 class Tally:
@@ -40,7 +49,7 @@ class Tally:
     def add(self, loss: torch.Tensor, count: int, output: Any, target: Any) -> None:
         """Take in one step: its loss as the loss function gave it, the number of samples, output and target."""
         with torch.no_grad():
-            values = [metric(output, target) for metric in self.metrics.values()]
+            values = [_one_number(name, metric(output, target)) for name, metric in self.metrics.items()]
         self._unread.append((loss.detach().reshape(()), *values))
         self._counts.append(count)
         self.steps += 1
@@ -81,3 +90,17 @@ class Tally:
     def means(self) -> dict[str, float]:
         """Mean of each metric over the samples that were read."""
         return {name: total / self.samples for name, total in zip(self.metrics, self._sums[1:], strict=True)}
+
+
+def _one_number(name: str, value: Any) -> torch.Tensor | Real:
+    """What a metric gave for a batch, as it is now: it is read later, and a metric may go on counting in place."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.detach().reshape(()).clone()
+    if isinstance(value, Real):
+        return value
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    raise UsageError(
+        f"The metric {name!r} gives {what}.",
+        "An epoch's metric is the mean of one number a batch, weighted by its samples.",
+        "Let it return the batch's mean, for example (output - target).abs().mean().",
+    )

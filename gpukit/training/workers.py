@@ -2,6 +2,7 @@
 
 import os
 import sys
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -49,11 +50,11 @@ def choose_workers(
 ) -> tuple[int, str]:
     """(number of worker processes, the reason). Never more than `cores`. Raises UsageError for an impossible number."""
     if asked is not None:
-        if isinstance(asked, bool) or not isinstance(asked, int) or asked < 0:
+        if isinstance(asked, bool) or not isinstance(asked, Integral) or asked < 0:
             raise UsageError(f"workers={asked!r} is no number of processes.", "", "Give 0 or more, or None.")
         if asked > cores:
             return cores, f"{asked} asked for, {cores} usable CPU core{'s' * (cores > 1)}"
-        return asked, "as asked for"
+        return int(asked), "as asked for"
     if in_memory(dataset):
         return 0, "its samples are in memory"
     if not forks:

@@ -65,3 +65,8 @@ def test_a_missing_field_is_named_and_one_with_a_default_is_not_missed():
 def test_a_list_that_is_no_list_is_refused():
     with pytest.raises(DataError, match=r"Runtime\.chips should be a list"):
         Runtime.from_json({**detect().to_json(), "chips": "T4"})
+
+
+def test_a_whole_number_beyond_all_floats_is_named():
+    with pytest.raises(DataError, match=r"largest_difference is too large a number"):
+        Check.from_json({**CHECK.to_json(), "largest_difference": 10**400})

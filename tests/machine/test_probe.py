@@ -160,6 +160,25 @@ def test_wrong_numbers_are_no_working_device(made_up_cuda):
     assert check.largest_difference == pytest.approx(0.01, rel=0.01)
 
 
+def test_a_result_just_beyond_rounding_is_checked_once_more(made_up_cuda, monkeypatch, capsys):
+    """A check is remembered as long as the process lives: one odd result must not bar a device for good."""
+    made_up_cuda()
+    compute, bad = exercise.differences, [1.5]
+
+    def differences(results):
+        found = compute(results)
+        return {name: bad.pop() * exercise.tolerance("fp32") if bad else v for name, v in found.items()}
+
+    monkeypatch.setattr(exercise, "differences", differences)
+    check = probe.check_device("cuda")
+    assert check.works and check.largest_difference < exercise.tolerance("fp32")
+    assert "right in the next" in capsys.readouterr().out
+
+    probe.forget_checks()
+    monkeypatch.setattr(exercise, "differences", lambda r: dict.fromkeys(r, 1.5 * exercise.tolerance("fp32")))
+    assert "Wrong numbers" in probe.check_device("cuda").reason
+
+
 def test_numbers_that_are_not_finite_are_wrong_and_leave_no_difference_to_show(made_up_cuda):
     cuda = made_up_cuda()
     cuda.factors["cuda:0", "fp32"] = float("nan")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gpukit.errors import TrainingError
-from gpukit.study import published
+from gpukit.study import published, timing
 from gpukit.study.reference import PUBLISHED, PUBLISHED_WORK, differs_from_published
 from gpukit.study.timing import FirstStep
 from gpukit.study.variables import Experiment
@@ -75,6 +75,23 @@ def test_every_epoch_and_the_first_step_are_timed(small_set):
     assert training.first_step_seconds == 1.0
     assert training.stopped is None
     assert begun == [1, 2]
+
+
+def test_every_reading_of_the_clock_waits_for_the_device_first(small_set, monkeypatch):
+    order = []
+
+    def wait(device):
+        order.append("wait")
+
+    def clock():
+        order.append("clock")
+        return float(len(order))
+
+    monkeypatch.setattr(published, "synchronize", wait)
+    monkeypatch.setattr(timing, "synchronize", wait)
+    work, train, valid = experiment(small_set)
+    published.train(SmallCNN(), train, valid, work, CPU, clock=clock)
+    assert order == ["wait", "clock"] * 8, "three an epoch, and two for the first step"
 
 
 def test_an_interrupt_keeps_the_whole_epochs(small_set):

@@ -85,6 +85,17 @@ def test_a_results_file_without_results_is_refused(tmp_path, results):
         load_results(tmp_path / "empty.json")
 
 
+def test_a_file_that_an_editor_marked_as_utf8_is_read(make_result, tmp_path):
+    path = save_results(tmp_path / "results.json", [make_result()])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_results(path) == [make_result()]
+
+
+def test_a_result_that_says_it_was_stopped_may_have_fewer_epochs(make_result):
+    stopped = make_result(result={"stopped": "interrupted", "epochs": ()})
+    assert Result.from_json(stopped.to_json()) == stopped
+
+
 def test_a_file_that_is_not_there_is_a_data_error(tmp_path):
     with pytest.raises(DataError, match="Cannot read"):
         load_results(tmp_path / "nowhere.json")
@@ -99,6 +110,12 @@ def test_a_file_that_is_not_there_is_a_data_error(tmp_path):
         (("epochs",), None),
         (("epochs", 0, "train_seconds"), "fast"),
         (("epochs", 0, "train_seconds"), float("nan")),
+        (("epochs", 0, "train_seconds"), 0.0),
+        (("epochs", 0, "train_seconds"), -3.0),
+        (("epochs", 0, "valid_seconds"), -1e-9),
+        (("epochs", 1, "epoch"), 1),
+        (("epochs",), []),
+        (("experiment", "epochs"), 3),
         (("accuracy",), float("inf")),
         (("accuracy",), True),
         (("experiment", "epochs"), 0),

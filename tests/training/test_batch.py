@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpukit.errors import DataError
-from gpukit.training.batch import sample_count, split_batch, to_device
+from gpukit.training.batch import batch_samples, sample_count, split_batch, to_device
 
 Pair = namedtuple("Pair", "image mask")
 
@@ -61,3 +61,18 @@ def test_a_pair_is_split():
 def test_what_is_no_pair_is_refused_by_name(batch):
     with pytest.raises(DataError, match="not a pair"):
         split_batch(batch)
+
+
+def test_what_can_move_itself_does():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = to_device((packed, torch.Size([2, 3])), torch.device("meta"))
+    assert moved[0].data.is_meta and not moved[0].batch_sizes.is_meta  # the lengths must stay on the CPU
+    assert moved[1] == torch.Size([2, 3])
+
+
+def test_a_batch_counts_its_targets_or_else_its_inputs():
+    assert batch_samples(torch.zeros(6), torch.zeros(5)) == 5
+    assert batch_samples({"x": torch.zeros(6)}, None) == 6
+    for nothing in (torch.zeros(0, 3), None, "text"):
+        with pytest.raises(DataError, match="no samples"):
+            batch_samples(nothing, nothing)

@@ -291,3 +291,10 @@ def test_the_images_are_ready_for_training(tmp_path):
     train, _ = cifar10.read(put_folder(tmp_path / "cifar"))
     assert train.images.dtype == torch.uint8
     assert train[0][0].shape == (3, 32, 32)
+
+
+def test_a_user_without_a_home_folder_keeps_files_with_the_temporary_ones(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it is where neither HOME nor passwd tells
+    assert cifar10.cache_folder().is_absolute()
+    assert all(isinstance(path, cifar10.Path) for path in cifar10.usual_roots())

@@ -135,7 +135,17 @@ def test_a_file_of_another_kind_is_refused_with_the_kinds_that_are_read(tmp_path
         load_dataset(tmp_path / "mine.csv")
 
 
-@pytest.mark.parametrize("patience", [-1, float("nan")])
+@pytest.mark.parametrize("patience", [-1, float("nan"), "8", None, True])
 def test_an_impossible_patience_is_refused(patience):
     with pytest.raises(UsageError, match="no time to wait"):
         load_dataset("auto", patience_seconds=patience)
+
+
+def test_a_name_too_long_for_a_file_is_a_data_error():
+    with pytest.raises(DataError, match="cannot be read"):
+        load_dataset("folder/" + "x" * 5000)
+
+
+def test_a_user_who_is_not_there_has_no_folder():
+    with pytest.raises(DataError, match="is not there"):
+        load_dataset("~nobody-of-this-name/data.npz")

@@ -139,3 +139,28 @@ def test_it_survives_the_way_to_a_worker_process():
 
 def test_it_says_what_it_is():
     assert repr(ImageSet(images(), LABELS, name="some")) == "ImageSet(some train: 6 images 3x4x4, 3 classes)"
+
+
+@pytest.mark.parametrize(
+    "indices", [torch.tensor([True, False] * 3), [6], [-7], [0.5], [[0, 1], [2, 3]], np.array([True] * 6)]
+)
+def test_select_refuses_a_mask_and_what_is_not_there(indices):
+    """A mask taken for places would give the first two images over and over, in silence."""
+    with pytest.raises(UsageError, match=r"indices into .*nonzero"):
+        ImageSet(images(), torch.arange(6)).select(indices)
+
+
+def test_select_takes_places_of_every_whole_type():
+    whole = ImageSet(images(), torch.arange(6))
+    for indices in ([5, 0], (5, 0), np.array([5, 0]), torch.tensor([5, 0], dtype=torch.int32), [-1, 0]):
+        assert whole.select(indices).labels.tolist() == [5, 0]
+    assert len(whole.take(np.int64(2))) == 2
+
+
+def test_a_default_device_that_is_no_cpu_changes_nothing():
+    expected = ImageSet(images(), torch.arange(6))
+    pixels, places = images().numpy(), np.array([5, 0])
+    with torch.device("meta"):
+        found = ImageSet(pixels, np.arange(6))
+        assert found.select(places).labels.tolist() == [5, 0]
+    assert (found.mean, found.std, found.checksum) == (expected.mean, expected.std, expected.checksum)

@@ -2,6 +2,8 @@
 
 import gc
 import itertools
+import os
+import signal
 
 import pytest
 import torch
@@ -374,3 +376,29 @@ def test_a_gpu_gives_the_same_batches_as_the_cpu(numbered, kind):
             assert gx.device.type == "cuda"
             assert torch.equal(x, gx.cpu())
             assert torch.equal(y, gy.cpu())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_default_device_that_is_no_cpu_changes_nothing(numbered, kind):
+    """torch.set_default_device() moves every new tensor, and the generators here are the CPU's."""
+    options = {"device": "cpu", "shuffle": True, "augment": True, **kind}
+    expected = list(loader(numbered, 4, **options))
+    with torch.device("meta"):
+        found = list(loader(numbered, 4, **options))
+    assert len(found) == len(expected)
+    assert all(torch.equal(x, a) and torch.equal(y, b) for (x, y), (a, b) in zip(found, expected, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no groups of processes")
+def test_workers_live_on_when_an_interrupt_reaches_the_whole_group(monkeypatch):
+    """As a terminal's Ctrl-C does, and a notebook's Stop button."""
+    monkeypatch.setattr("gpukit.machine.hardware.usable_cores", lambda: 2)
+    made = loader([(torch.zeros(3, 4, 4), i % 10) for i in range(12)], 2, device="cpu", workers=2)
+    iterator = iter(made)
+    next(iterator), next(iterator)  # one from each worker: both have started
+    workers = made._kept._iterator._workers
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGINT)
+        os.kill(worker.pid, signal.SIGINT)
+    assert len(list(iterator)) == 4
+    assert all(worker.is_alive() for worker in workers)

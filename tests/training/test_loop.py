@@ -123,6 +123,16 @@ def test_the_mode_of_the_model_is_put_back(training):
     assert model.training is training
 
 
+def test_the_mode_of_each_part_is_put_back_also_after_an_error():
+    model = network()
+    model[1].eval()
+    quiet(model, batches(), valid=batches())
+    assert [part.training for part in model] == [True, False, True]
+    with pytest.raises(DataError):
+        quiet(model, [data().tensors[0]])
+    assert [part.training for part in model] == [True, False, True]
+
+
 def test_a_sum_loss_is_reported_per_sample():
     mean = quiet(network(), batches(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0)).epochs[0]
     summed = quiet(
@@ -232,6 +242,17 @@ def test_the_loop_reads_the_device_far_less_often_than_it_steps(monkeypatch):
     x, y = data(8).tensors
     quiet(network(), [(x, y)] * 200)
     assert 0 < len(reads) <= 200 // STEPS_BETWEEN_READS + 1
+
+
+def test_an_interrupt_in_the_validation_keeps_the_epoch_without_its_validation():
+    class Interrupting(list):
+        def __iter__(self):
+            signal.raise_signal(signal.SIGINT)
+            return super().__iter__()
+
+    history = quiet(network(), batches(), epochs=3, valid=Interrupting([data(8).tensors] * 2))
+    assert history.stopped.startswith("interrupted in epoch 1")
+    assert [(record.steps, record.valid_loss) for record in history.epochs] == [(3, None)]
 
 
 def test_an_interrupt_ends_after_the_step_and_keeps_what_was_done():
@@ -385,8 +406,95 @@ def test_class_weights_of_the_loss_move_with_the_model():
         precision="fp32",
         metrics=None,
         channels_last="auto",
+        epochs=1,
     )
     assert run.loss_fn.weight.device == next(run.model.parameters()).device
+
+
+@pytest.mark.parametrize("switch", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_are_switched_off_are_told_before_the_first_step(switch):
+    with switch(), pytest.raises(UsageError, match="Gradients are switched off here"):
+        quiet(network(), batches())
+    with torch.inference_mode():
+        model = network()
+    with pytest.raises(UsageError, match=r"made inside torch\.inference_mode"):
+        quiet(model, batches())
+
+
+def test_a_loss_that_no_gradient_can_start_from_is_told_with_what_to_do():
+    cross_entropy = nn.functional.cross_entropy
+    cases = [
+        (lambda o, t: cross_entropy(o, t, reduction="none"), UsageError, r"tensor of shape \(16,\).*mean"),
+        (lambda o, t: cross_entropy(o, t).item(), UsageError, "gave a float.*without .item"),
+        (lambda o, t: (cross_entropy(o, t), 0), UsageError, "gave a tuple"),
+        (lambda o, t: cross_entropy(o.detach(), t), TrainingError, "does not depend on any trainable parameter"),
+    ]
+    for loss_fn, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            quiet(network(), batches(), loss_fn=loss_fn)
+
+
+def test_metrics_that_are_no_functions_by_name_are_refused():
+    for metrics in ([lambda o, t: 1], lambda o, t: 1, {"accuracy": 1}, {1: lambda o, t: 1}):
+        with pytest.raises(UsageError, match="metrics is"):
+            quiet(network(), batches(), metrics=metrics)
+
+
+def test_targets_may_be_probabilities():
+    x, y = data(8).tensors
+    soft = nn.functional.one_hot(y, 2).float()
+    still = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.0)}
+    # Two samples of two classes: a comparison by class number would broadcast, and count wrong in silence.
+    for part in (slice(2), slice(8)):
+        expected = quiet(network(), [(x[part], y[part])], **still).epochs[0].metrics
+        assert quiet(network(), [(x[part], soft[part])], **still).epochs[0].metrics == expected
+
+
+def test_targets_that_the_loss_ignores_do_not_count_as_wrong():
+    x, y = data(8).tensors
+    still = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.0)}
+    expected = quiet(network(), [(x[:5], y[:5])], **still).epochs[0].metrics
+    for ignored in (-100, 7):
+        partly = torch.cat([y[:5], torch.full((3,), ignored)])
+        loss_fn = nn.CrossEntropyLoss(ignore_index=ignored)
+        assert quiet(network(), [(x, partly)], loss_fn=loss_fn, **still).epochs[0].metrics == pytest.approx(expected)
+
+
+def test_a_target_may_be_missing_where_the_loss_needs_none():
+    x, _ = data(8).tensors
+    record = quiet(network(), [(x, None)] * 2, loss_fn=lambda output, target: output.square().mean()).epochs[0]
+    assert record.samples == 16
+
+
+def test_a_batch_without_samples_is_told():
+    x, y = data(8).tensors
+    with pytest.raises(DataError, match=r"no samples that can be counted.*Leave empty batches out") as caught:
+        quiet(network(), [(x, y), (x[:0], y[:0])])
+    assert caught.value.history.epochs == ()
+
+
+def test_a_validation_that_gives_nothing_or_nothing_finite_is_told(capsys):
+    from gpukit.notices import forget
+
+    x, y = data(8).tensors
+    forget()
+    assert quiet(network(), batches(), valid=[]).epochs[0].valid_loss is None
+    assert "validation data gave no batch in epoch 1" in capsys.readouterr().out
+    quiet(network(), batches(), valid=[(x, y), (x * float("nan"), y)])
+    assert "validation loss is not finite since batch 2 in epoch 1" in capsys.readouterr().out
+
+
+def test_lazy_modules_get_their_shapes_from_the_first_batch():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(2))
+    history = quiet(model, [(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]))], epochs=2)
+    assert history.epochs[1].train_loss != history.epochs[0].train_loss
+
+
+def test_a_log_dir_that_cannot_be_written_is_told(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"Cannot write TensorBoard scalars to .*file"):
+        quiet(network(), batches(), log_dir=tmp_path / "file")
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Data sets of one's own: .npz files and folders of class folders, good and bad."""
 
+import os
 import zipfile
 
 import numpy as np
@@ -298,8 +299,51 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(tmp
     from types import SimpleNamespace
 
     fill(tmp_path)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=899))
-    with pytest.raises(DataError, match=r"10 images take.*ImageFolder"):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=899, total=10**9))
+    with pytest.raises(DataError, match=r"10 images would take.*ImageFolder"):
         load_dataset(tmp_path)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=900))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=900, total=10**9))
     assert len(load_dataset(tmp_path)[0]) == 8
+
+
+def test_an_npz_that_would_not_fit_into_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    path = store(tmp_path / "bomb.npz", images=np.zeros((100, 100, 100), np.uint8), labels=labels(100))
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 500_000, "total": 10**9}))
+    with pytest.raises(DataError, match="would take"):
+        load_dataset(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    fill(tmp_path / "images")
+    os.mkfifo(tmp_path / "images" / "cat" / "pipe.png")
+    train, valid = load_dataset(tmp_path / "images")
+    assert len(train) + len(valid) == 10
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(DataError, match="is no file"):
+        load_dataset(tmp_path / "pipe.npz")
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    fill(tmp_path / "images")
+    (tmp_path / "images" / "cat" / "gone.png").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"gone\.png cannot be read as an image"):
+        load_dataset(tmp_path / "images")
+
+
+def test_the_name_of_a_single_class_may_be_a_bare_string(tmp_path):
+    path = store(tmp_path / "one.npz", images=pixels(4, 5, 5), labels=np.zeros(4, int), classes=np.array("cat"))
+    assert load_dataset(path)[0].classes == ("cat",)
+
+
+def test_where_nothing_tells_how_much_memory_is_free_the_images_are_read(tmp_path, monkeypatch):
+    import psutil
+
+    def hidden():
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr("psutil.virtual_memory", hidden)
+    fill(tmp_path / "images")
+    assert len(load_dataset(tmp_path / "images")[0]) == 8
+    assert len(load_dataset(store(tmp_path / "a.npz", images=pixels(6, 5, 5), labels=labels(6)))[0]) == 3

@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from gpukit.errors import UsageError
 from gpukit.training.tally import STEPS_BETWEEN_READS, Tally, accuracy
 
 
@@ -88,3 +90,27 @@ def test_adding_does_not_keep_the_graph():
     tally = Tally({"size": lambda output, target: output.abs().mean()})
     tally.add((weight * 2).sum(), 1, weight * 3, None)
     assert not any(value.requires_grad for value in tally._unread[0])
+
+
+def test_a_metric_that_goes_on_counting_in_place_is_taken_as_it_was():
+    count = torch.zeros(())
+    tally = Tally({"steps": lambda output, target: count.add_(1)})
+    for _ in range(3):
+        tally.add(torch.tensor(1.0), 1, None, None)
+    tally.read()
+    assert tally.means() == {"steps": 2.0}
+
+
+@pytest.mark.parametrize("value", [torch.tensor([0.5]), torch.tensor(0.5), np.float32(0.5), np.float64(0.5), 0.5])
+def test_a_metric_may_be_any_single_number(value):
+    tally = Tally({"half": lambda output, target: value})
+    tally.add(torch.tensor(1.0), 2, None, None)
+    tally.read()
+    assert tally.means() == {"half": 0.5}
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3), torch.zeros(0), None, "0.5", (0.5,)])
+def test_a_metric_that_is_no_single_number_is_named_at_its_first_step(value):
+    tally = Tally({"bad one": lambda output, target: value})
+    with pytest.raises(UsageError, match="The metric 'bad one' gives a"):
+        tally.add(torch.tensor(1.0), 2, None, None)
