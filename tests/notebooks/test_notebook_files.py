@@ -1,6 +1,7 @@
 """Each notebook is well formed, carries its outputs, and none of the noise that tools leave in the file."""
 
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -99,7 +100,8 @@ def test_the_lesson_ends_with_exercises_whose_answers_are_folded_and_run(noteboo
     answers = [cell for cell in notebook.cells[start:] if cell.cell_type == "code"]
     assert 2 <= len(answers) <= 3
     for cell in answers:
-        assert cell.metadata.jupyter.source_hidden and cell.metadata.cellView == "form"
-        assert cell.source.startswith("# @title Answer")
+        assert cell.metadata.jupyter == {"source_hidden": True, "outputs_hidden": True}
+        assert cell.metadata.cellView == "form"
+        assert re.match(r"# @title Answer \d\n", cell.source), "the title stays visible, and must not tell"
     folded = [cell for cell in notebook.cells[:start] if cell.metadata.get("jupyter", {}).get("source_hidden")]
     assert folded == []
