@@ -30,6 +30,8 @@ def to_device(value: Any, device: torch.device) -> Any:
     What has a method `to` moves itself: a PackedSequence, whose lengths stay on the CPU, a batch of graphs or tokens.
     """
     if isinstance(value, torch.Tensor):
+        if value.device == device:
+            return value
         # Only a copy out of pinned memory may be asynchronous: the copy then reads memory that PyTorch keeps alive.
         return value.to(device, non_blocking=device.type == "cuda" and value.device.type == "cpu" and value.is_pinned())
     if callable(getattr(value, "to", None)) and not isinstance(value, (nn.Module, type)):

@@ -26,7 +26,7 @@ class Recorder:
         self.first_step_seconds: float | None = None
         self._optimizer_steps = self._steps = 0
         # fp16's scaler leaves the optimiser's step out when a gradient overflowed, and tells nobody.
-        self._hook = run.optimizer.register_step_post_hook(self._count_step)
+        self._hook = run.optimizer.register_step_post_hook(self._count_step) if run.scaler is not None else None
         self.monitor = Monitor(run.device)
 
     def _count_step(self, *_: Any) -> None:
@@ -139,13 +139,15 @@ class Recorder:
 
     def close(self) -> None:
         """Let go of everything that outlives a step, also after an error in the middle of an epoch."""
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
         self.monitor.stop()
         self.bar.close()
         self.log.close()
 
     def history(self) -> History:
-        fused = getattr(self.run.optimizer, "_step_supports_amp_scaling", False)
+        # A fused optimiser leaves the step out by itself, on the device, where counting would mean waiting.
+        counted = self._hook is not None and not getattr(self.run.optimizer, "_step_supports_amp_scaling", False)
         return History(
             epochs=tuple(self.records),
             device=str(self.run.device),
@@ -153,6 +155,5 @@ class Recorder:
             precision=self.run.precision.name,
             first_step_seconds=self.first_step_seconds,
             stopped=self.stopped,
-            # A fused optimiser leaves the step out by itself, on the device, where counting would mean waiting.
-            skipped_steps=0 if fused else self._steps - self._optimizer_steps,
+            skipped_steps=self._steps - self._optimizer_steps if counted else 0,
         )

@@ -50,7 +50,7 @@ class Tally:
         """Take in one step: its loss as the loss function gave it, the number of samples, output and target."""
         with torch.no_grad():
             values = [_one_number(name, metric(output, target)) for name, metric in self.metrics.items()]
-        self._unread.append((loss.detach().reshape(()), *values))
+        self._unread.append((loss.detach(), *values))
         self._counts.append(count)
         self.steps += 1
         self.samples += count
@@ -68,7 +68,8 @@ class Tally:
         if self._unread:
             device = self._unread[0][0].device
             columns = [
-                torch.stack([torch.as_tensor(v, device=device) for v in c]) for c in zip(*self._unread, strict=True)
+                torch.stack([torch.as_tensor(v, device=device).reshape(()) for v in c])
+                for c in zip(*self._unread, strict=True)
             ]
             losses, *metrics = torch.stack([column.float() for column in columns]).tolist()
             counts = self._counts

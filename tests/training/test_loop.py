@@ -73,6 +73,23 @@ def test_a_convolutional_network_laid_out_channels_last_ends_with_the_same_weigh
     assert relative_difference(mine, theirs) <= 1e-5
 
 
+def test_laid_out_as_before_the_weights_are_those_of_the_published_loop_bit_for_bit():
+    """The embedded images, through gpukit's loader and through PIL and ToTensor, in the same order."""
+    from torchvision.transforms import ToTensor
+
+    from gpukit.training.data import load_dataset
+    from gpukit.training.loader import loader
+
+    images = load_dataset("fashion")[0].take(160)
+    torch.manual_seed(0)
+    mine = SmallCNN()
+    theirs, untrained = copy.deepcopy(mine), copy.deepcopy(mine)
+    quiet(mine, loader(images, 64, device="cpu", normalize=False), epochs=2, channels_last=False)
+    train_by_hand(theirs, DataLoader(images.as_pil(ToTensor()), batch_size=64), epochs=2)
+    assert relative_difference(mine, theirs) == 0
+    assert relative_difference(theirs, untrained) > 1e-3
+
+
 def test_channels_last_can_be_refused():
     model = SmallCNN()
     x = torch.rand(4, 3, 32, 32)
@@ -384,11 +401,13 @@ def test_scalars_for_tensorboard_are_written(tmp_path):
     )
 
 
-def test_a_second_run_with_the_same_optimiser_goes_on_and_leaves_no_hook():
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_second_run_with_the_same_optimiser_goes_on_and_leaves_no_hook(precision, monkeypatch):
+    monkeypatch.setattr("gpukit.training.prepare.choose_precision", lambda device, asked: Precision(asked, device.type))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(3):
-        quiet(model, batches(), optimizer=optimizer)
+        quiet(model, batches(), optimizer=optimizer, precision=precision)
     assert len(optimizer._optimizer_step_post_hooks) == 0
     assert all("momentum_buffer" in state for state in optimizer.state.values())
 
