@@ -413,21 +413,18 @@ def test_a_second_run_with_the_same_optimiser_goes_on_and_leaves_no_hook(precisi
 
 
 def test_class_weights_of_the_loss_move_with_the_model():
-    from gpukit.training.prepare import prepare
+    """Everything is on the CPU here, so what is looked at is that the loss was told to move, and where."""
 
-    loss_fn = nn.CrossEntropyLoss(weight=torch.ones(2, dtype=torch.float64))
-    run = prepare(
-        network().to("cpu"),
-        loss_fn=loss_fn,
-        optimizer=sgd,
-        scheduler=None,
-        device="cpu",
-        precision="fp32",
-        metrics=None,
-        channels_last="auto",
-        epochs=1,
-    )
-    assert run.loss_fn.weight.device == next(run.model.parameters()).device
+    class Told(nn.CrossEntropyLoss):
+        moved_to = ()
+
+        def to(self, device):
+            self.moved_to = (*self.moved_to, device)
+            return super().to(device)
+
+    loss_fn = Told(weight=torch.ones(2))
+    quiet(network(), batches(), loss_fn=loss_fn)
+    assert loss_fn.moved_to == (torch.device("cpu"),)
 
 
 @pytest.mark.parametrize("switch", [torch.no_grad, torch.inference_mode])
