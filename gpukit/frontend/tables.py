@@ -96,18 +96,20 @@ def speeds(comparison: Comparison) -> Table:
 
 def shares(comparison: Comparison) -> Table:
     """Loading alone, computing alone and the whole, a row a result."""
-    return _table(
-        "Where the time of an epoch goes, in seconds",
-        comparison,
-        [
-            ("loop", lambda row: row.result.experiment.loop),
-            ("loading alone", lambda row: seconds(row.result.loading_seconds)),
-            ("computing alone", lambda row: seconds(row.result.computing_seconds)),
-            ("whole", lambda row: seconds(row.result.seconds_per_epoch)),
-            ("first step", lambda row: seconds(row.result.first_step_seconds)),
-            ("peak MiB", lambda row: _number(row.result.peak_bytes and row.result.peak_bytes / 2**20, ",.0f")),
-        ],
-    )
+    columns = [
+        ("loop", lambda row: row.result.experiment.loop),
+        ("loading alone", lambda row: seconds(row.result.loading_seconds)),
+        ("computing alone", lambda row: seconds(row.result.computing_seconds)),
+        ("whole", lambda row: seconds(row.result.seconds_per_epoch)),
+        ("first step", lambda row: seconds(row.result.first_step_seconds)),
+        ("peak MiB", lambda row: _number(row.result.peak_bytes and row.result.peak_bytes / 2**20, ",.0f")),
+    ]
+    if any(row.result.compilations is not None for row in comparison.rows):
+        columns += [
+            ("programs", lambda row: _number(row.result.compilations, "d")),
+            ("compiling", lambda row: seconds(row.result.compile_seconds)),
+        ]
+    return _table("Where the time of an epoch goes, in seconds", comparison, columns)
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -128,6 +130,11 @@ def remarks(comparison: Comparison) -> list[str]:
         "loading alone, computing alone: measured apart, after the training; on a GPU they overlap in the whole. "
         f"Computing is measured for at most {MOST_TRAIN_SECONDS + MOST_VALID_SECONDS:.0f} s and scaled up to an epoch.",
         "first step: one step apart, without its batch. peak MiB: of the device; on a CPU, of the process so far.",
+        *(
+            ["programs, compiling: what XLA compiled in the whole training, and the seconds of it."]
+            if any(row.result.compilations is not None for row in comparison.rows)
+            else []
+        ),
         published(comparison),
     ]
     return lines

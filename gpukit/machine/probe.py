@@ -215,7 +215,7 @@ def _run(
 def _known_to_be_coarse(device: "torch.device") -> str:
     """Why fp32 products may be rounded more than fp32 here; empty where they must not be."""
     if device.type == "tpu" or (device.type == "xla" and _xla_runs_on() == "TPU"):
-        return "TPUs multiply fp32 in bf16 unless told otherwise"
+        return "this TPU multiplies fp32 in bf16"
     if device.type == "cuda" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "1":
         return "NVIDIA_TF32_OVERRIDE=1 makes fp32 products tf32"
     return ""

@@ -11,6 +11,7 @@ from torch import nn
 
 import gpukit
 from gpukit.machine import backend, probe
+from gpukit.machine.compilation import xla_counts
 from gpukit.machine.fp32 import fp32_means
 from gpukit.machine.runtime import detect
 from gpukit.machine.seeds import seed_everything
@@ -56,7 +57,9 @@ def run(
     loading = computing = train_loss = valid_loss = accuracy = None
     # Without this, PyTorch computes fp32 convolutions in TF32 on NVIDIA chips since Ampere.
     with fp32_means("tf32" if experiment.precision == "tf32" else "ieee"):
+        before = xla_counts(device)
         training = path.train(model, train, valid, experiment, device, progress, on_epoch)
+        compiled = None if before is None else xla_counts(device).since(before)
         peak_bytes = backend.peak_bytes(device)
         try:
             if training.stopped is None:
@@ -79,6 +82,8 @@ def run(
         accuracy=accuracy,
         peak_bytes=peak_bytes,
         stopped=training.stopped,
+        compilations=None if compiled is None else compiled.compilations,
+        compile_seconds=None if compiled is None else compiled.compile_seconds,
     )
 
 

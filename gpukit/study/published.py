@@ -153,12 +153,12 @@ def computing_alone(
     optimizer = torch.optim.SGD(model.parameters(), lr=experiment.learning_rate)
     train_seconds = timing.seconds_of_pass(
         lambda repeated: train_pass(model, repeated, loss_function, optimizer, device, FirstStep(device)),
-        timing.RepeatedBatches(kept, len(train_images), timing.MOST_TRAIN_SECONDS),
+        timing.RepeatedBatches(kept, len(train_images), timing.MOST_TRAIN_SECONDS, device=device),
         device,
     )
     valid_seconds = timing.seconds_of_pass(
         lambda repeated: valid_pass(model, repeated, loss_function, device),
-        timing.RepeatedBatches(kept, len(valid_images), timing.MOST_VALID_SECONDS),
+        timing.RepeatedBatches(kept, len(valid_images), timing.MOST_VALID_SECONDS, device=device),
         device,
     )
     return train_seconds + valid_seconds

@@ -80,6 +80,8 @@ class Result:
     peak_bytes          peak memory of the device; on the CPU, of the process so far; None where nothing tells
     stopped             None, or "interrupted" when the run ended before its last epoch
     measured_at         when the run began, UTC, ISO 8601
+    compilations        programs that XLA compiled in the training, all epochs together; None where nothing is compiled
+    compile_seconds     the time that took, most of it in the warm-up
 
     Figures that were not measured (the run was interrupted) are None.
     """
@@ -96,6 +98,8 @@ class Result:
     accuracy: float | None
     peak_bytes: int | None
     stopped: str | None
+    compilations: int | None = None
+    compile_seconds: float | None = None
 
     @property
     def stable(self) -> tuple[Epoch, ...]:

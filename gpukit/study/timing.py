@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpukit.machine.backend import synchronize
+from gpukit.machine.backend import end_step, synchronize
+from gpukit.machine.compilation import compiles
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,9 @@ KEPT_BATCHES = 100
 # The computing alone is measured for at most so long, and scaled up to the whole pass.
 MOST_TRAIN_SECONDS = 4.0
 MOST_VALID_SECONDS = 1.0
+# Where programs are compiled, it is measured for so many steps, after the same steps once unmeasured: a pass that ends
+# by the clock ends elsewhere each time, and reads its losses by a program that was never compiled.
+COMPILED_STEPS = 20
 
 
 class FirstStep:
@@ -47,25 +51,38 @@ def loading_seconds(
     loaders: Iterable[Iterable], device: "torch.device", clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Seconds to fetch every batch of `loaders` and bring it to `device`, with nothing computed."""
+    loaders = list(loaders)
+    if compiles(device):
+        _load(loaders, device)
     synchronize(device)
     begin = clock()
-    for loader in loaders:
-        for images, targets in loader:
-            images.to(device)
-            targets.to(device)
+    _load(loaders, device)
     synchronize(device)
     return clock() - begin
 
 
+def _load(loaders: Iterable[Iterable], device: "torch.device") -> None:
+    for loader in loaders:
+        for images, targets in loader:
+            images, targets = images.to(device), targets.to(device)
+            # XLA makes what is still there at the end of a step, and never what is gone by then.
+            end_step(device)
+
+
 def kept_batches(loader: Iterable, device: "torch.device", most: int = KEPT_BATCHES) -> list[tuple[Any, Any]]:
     """The first batches of `loader`, on `device`: what the computing alone runs on."""
-    return [(images.to(device), targets.to(device)) for images, targets in itertools.islice(loader, most)]
+    kept = []
+    for images, targets in itertools.islice(loader, most):
+        kept.append((images.to(device), targets.to(device)))
+        end_step(device)  # not one program that makes a hundred batches
+    return kept
 
 
 class RepeatedBatches:
     """Batches that are on the device already, over and over, for `images` images or for `seconds`, what comes first.
 
     `images_given` tells how many images came in the last iteration; `scaled` makes a time that of the whole pass.
+    On a `device` that compiles, it ends after COMPILED_STEPS steps instead of by the clock.
     """
 
     def __init__(
@@ -74,16 +91,20 @@ class RepeatedBatches:
         images: int,
         seconds: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
+        device: "torch.device | None" = None,
     ):
         self.batches, self.images, self.seconds, self.clock = batches, images, seconds, clock
+        self.steps = math.inf
+        if device is not None and compiles(device):
+            self.seconds, self.steps = math.inf, COMPILED_STEPS
         self.images_given = 0
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         self.images_given = 0
         end = self.clock() + self.seconds
-        for images, targets in itertools.cycle(self.batches):
+        for step, (images, targets) in enumerate(itertools.cycle(self.batches)):
             left = self.images - self.images_given
-            if left <= 0 or (self.images_given and self.clock() >= end):
+            if left <= 0 or step >= self.steps or (self.images_given and self.clock() >= end):
                 return
             # The last batch of an epoch is short, as in the loaders.
             count = min(left, len(targets))
@@ -105,6 +126,8 @@ def seconds_of_pass(
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Seconds of `run(batches)`, scaled up to the whole pass where `batches` ended early."""
+    if compiles(device):
+        run(batches)
     synchronize(device)
     begin = clock()
     run(batches)

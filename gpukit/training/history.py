@@ -16,7 +16,11 @@ VERSION = "gpukit-history/1"
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch. Losses and metrics are means over the samples; `valid_...` metrics come from the validation data."""
+    """One epoch. Losses and metrics are means over the samples; `valid_...` metrics come from the validation data.
+
+    `compilations` and `compile_seconds` are the programs that XLA compiled in the epoch's training, and the part of
+    `train_seconds` that took; None where nothing is compiled.
+    """
 
     epoch: int
     steps: int
@@ -31,6 +35,8 @@ class EpochRecord:
     images_per_second: float
     peak_bytes: int | None = None
     utilization_percent: float | None = None
+    compilations: int | None = None
+    compile_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ def fit(
         channels_last=channels_last,
         epochs=epochs,
     )
+    run.replicas.begin(model, train)
     log = ScalarLog(log_dir)
     bar = ProgressBar(epochs, samples_an_epoch(train), progress)
     recorder = Recorder(run, log, bar)
@@ -89,7 +90,7 @@ def fit(
 
 
 def train_epoch(run: Run, train: Iterable, recorder: Recorder, stop: Stop) -> None:
-    """One pass over the training data. Nothing here waits for the device, except `recorder.step` now and then."""
+    """One pass over the training data. Nothing here waits for the device, except `recorder.step_ended` now and then."""
     run.model.train()
     for batch in recorder.timed(train):
         inputs, target = to_device(split_batch(batch), run.device)
@@ -99,13 +100,16 @@ def train_epoch(run: Run, train: Iterable, recorder: Recorder, stop: Stop) -> No
         run.optimizer.zero_grad(set_to_none=True)
         if run.scaler is None:
             loss.backward()
+            run.replicas.average_gradients(run.optimizer)
             run.optimizer.step()
         else:
             run.scaler.scale(loss).backward()
             run.scaler.step(run.optimizer)
             run.scaler.update()
+        recorder.add(loss, batch_samples(inputs, target), output, target)
+        # After the metrics: on XLA they are then part of the step's program, and not of the next one's.
         backend.end_step(run.device)
-        recorder.step(loss, batch_samples(inputs, target), output, target)
+        recorder.step_ended()
         if stop.asked:
             break
 
@@ -120,8 +124,8 @@ def evaluate(run: Run, valid: Iterable, stop: Stop) -> Tally | None:
         with run.precision.autocast():
             output = run.forward(inputs)
             loss = run.loss(output, target)
-        backend.end_step(run.device)
         tally.add(loss, batch_samples(inputs, target), output, target)
+        backend.end_step(run.device)
         if tally.due:
             tally.read()
         if stop.asked:

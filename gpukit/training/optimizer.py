@@ -13,8 +13,15 @@ from gpukit.training.batch import to_device
 Optimizer = torch.optim.Optimizer
 
 
-def attach_optimizer(optimizer: Optimizer | Callable[[Iterable], Optimizer] | None, model: nn.Module) -> Optimizer:
-    """An optimiser that holds this model's parameters, or an error that says that it doesn't."""
+def attach_optimizer(
+    optimizer: Optimizer | Callable[[Iterable], Optimizer] | None,
+    model: nn.Module,
+    replaced: Iterable[nn.Parameter] = (),
+) -> Optimizer:
+    """An optimiser that holds this model's parameters, or an error that says that it doesn't.
+
+    `replaced` are parameters that the model had until it was moved: an optimiser of theirs trains nothing.
+    """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise TrainingError(
@@ -49,6 +56,14 @@ def attach_optimizer(optimizer: Optimizer | Callable[[Iterable], Optimizer] | No
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if len(missing) == len(trainable):
+        device = trainable[0].device
+        if held & {id(parameter) for parameter in replaced}:
+            raise TrainingError(
+                f"The optimiser holds the model's parameters from before the move to {device}.",
+                f"The move made new parameters on {device.type}, and the old ones are no longer part of the model.",
+                "Let fit build it: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01); "
+                f'or move first: model.to("{device.type}"), then the optimiser.',
+            )
         raise TrainingError(
             f"The optimiser holds none of the {len(trainable)} trainable parameters of the model.",
             "It was built from another model, or before the move to the device replaced the parameters.",

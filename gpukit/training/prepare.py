@@ -14,8 +14,10 @@ from gpukit.machine import probe
 from gpukit.machine.setup import current
 from gpukit.notices import say
 from gpukit.training.layout import forward_or_undo, lay_out
+from gpukit.training.moving import move
 from gpukit.training.optimizer import attach_optimizer, move_state
 from gpukit.training.precision import Precision
+from gpukit.training.replicas import Replicas
 from gpukit.training.schedule import attach_scheduler
 from gpukit.training.tally import Metrics, accuracy
 
@@ -36,6 +38,7 @@ class Run:
     device: torch.device
     precision: Precision
     loss_is_sum: bool
+    replicas: Replicas
     layout_is_a_guess: bool = False
 
     def forward(self, inputs: Any) -> Any:
@@ -128,7 +131,7 @@ def prepare(
     device = choose_device(device)
     arithmetic = choose_precision(device, precision)
     # The model moves before the optimiser is looked at: on XLA a move makes new parameters.
-    model.to(device)
+    replaced = move(model, device)
     layout_is_a_guess = lay_out(model, arithmetic, channels_last)
     if loss_fn is None:
         loss_fn = nn.CrossEntropyLoss()
@@ -148,7 +151,7 @@ def prepare(
             else {}
         )
     check_metrics(metrics)
-    optimizer = attach_optimizer(optimizer, model)
+    optimizer = attach_optimizer(optimizer, model, replaced)
     return Run(
         model,
         loss_fn,
@@ -159,6 +162,7 @@ def prepare(
         device,
         arithmetic,
         loss_is_sum=reduction == "sum",
+        replicas=Replicas(device),
         layout_is_a_guess=layout_is_a_guess,
     )
 

@@ -69,6 +69,8 @@ class ScalarLog:
                 "speed/waiting_seconds": record.waiting_seconds,
                 "device/peak_bytes": record.peak_bytes,
                 "device/utilization_percent": record.utilization_percent,
+                "device/compilations": record.compilations,
+                "device/compile_seconds": record.compile_seconds,
                 "learning_rate": record.learning_rate,
             }
             for name, value in values.items():

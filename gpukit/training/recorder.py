@@ -13,6 +13,7 @@ from gpukit.training.history import EpochRecord, History
 from gpukit.training.monitor import Monitor
 from gpukit.training.prepare import Run
 from gpukit.training.progress import ProgressBar, ScalarLog
+from gpukit.training.recompiling import XLAWatch
 from gpukit.training.tally import Tally
 
 
@@ -28,6 +29,7 @@ class Recorder:
         # fp16's scaler leaves the optimiser's step out when a gradient overflowed, and tells nobody.
         self._hook = run.optimizer.register_step_post_hook(self._count_step) if run.scaler is not None else None
         self.monitor = Monitor(run.device)
+        self.xla = XLAWatch(run.device)
 
     def _count_step(self, *_: Any) -> None:
         self._optimizer_steps += 1
@@ -43,6 +45,7 @@ class Recorder:
         self.learning_rate = self.run.optimizer.param_groups[0]["lr"]
         self.bar.start_epoch(epoch)
         self.monitor.start()
+        self.xla.start_epoch()
         self._began = time.perf_counter()
 
     def timed(self, train: Iterable) -> Iterable:
@@ -55,20 +58,28 @@ class Recorder:
             self.waiting_seconds += self._got_batch - asked
             if batch is end:
                 return
+            self.xla.seen(batch)
             yield batch
 
-    def step(self, loss: torch.Tensor, count: int, output: Any, target: Any) -> None:
+    def add(self, loss: torch.Tensor, count: int, output: Any, target: Any) -> None:
+        """Take in what a step gave."""
+        self.tally.add(loss, count, output, target)
+        self._steps += 1
+        self._count = count
+
+    def step_ended(self) -> None:
+        """Show the step, and now and then read what the device has computed."""
         if self.first_step_seconds is None:
             backend.synchronize(self.run.device)
             self.first_step_seconds = time.perf_counter() - self._got_batch
-        self.tally.add(loss, count, output, target)
-        self._steps += 1
-        self.bar.step(count)
+        self.bar.step(self._count)
         if self.tally.due:
             self._read()
+            self.xla.check()
 
     def _read(self) -> None:
         self.tally.read()
+        self.xla.own_read()
         self.bar.show(loss=self.tally.recent_loss)
         self.log.recent(self.tally.recent_loss, self._steps)
         if self.tally.first_bad_step is not None:
@@ -91,6 +102,7 @@ class Recorder:
         backend.synchronize(self.run.device)
         self.train_seconds = time.perf_counter() - self._began
         self.utilization_percent, self.peak_bytes = self.monitor.stop()
+        self.compiled = self.xla.end_epoch()
         if not self.tally.steps:
             raise UsageError(
                 f"The training data gave no batch in epoch {self.epoch}.",
@@ -132,6 +144,8 @@ class Recorder:
             images_per_second=self.tally.samples / self.train_seconds,
             peak_bytes=self.peak_bytes,
             utilization_percent=self.utilization_percent,
+            compilations=None if self.compiled is None else self.compiled.compilations,
+            compile_seconds=None if self.compiled is None else self.compiled.compile_seconds,
         )
         self.records.append(record)
         self.bar.show(**shown)
