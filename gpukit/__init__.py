@@ -22,8 +22,10 @@ _WHERE = {
     "run": "study.experiment",
     "compare": "study.compare",
     "Comparison": "study.compare",
+    "seed_study": "study.seed_study",
+    "SeedStudy": "study.seed_study",
 }
-_MODULES = {"models": "training.models"}
+_MODULES = {"models": "training.models", "metrics": "training.metrics"}
 
 __all__ = [*_WHERE, *_MODULES]
 

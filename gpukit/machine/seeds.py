@@ -48,7 +48,16 @@ def seed_everything(seed: int = 0, deterministic: bool = False) -> Seeds:
     none warn when they run. It is slower. False undoes what True changed. The result says what can still differ.
     Raises UsageError for a seed that is not an integer from 0 to 2**32 - 1. Source: "Reproducibility", PyTorch docs.
     """
+    import torch
+
     seed = check_seed(seed)
+    seeded = seed_generators(seed)
+    too_late = _set_deterministic(torch, deterministic)
+    return Seeds(seed, deterministic, tuple(seeded), tuple(_remaining(seeded, deterministic, too_late)))
+
+
+def seed_generators(seed: int) -> list[str]:
+    """Seed every generator and leave the choice of algorithms as it is; the names of what was seeded."""
     import torch
 
     seeded = ["python", "torch"]
@@ -67,8 +76,7 @@ def seed_everything(seed: int = 0, deterministic: bool = False) -> Seeds:
     if "torch_xla" in sys.modules:
         sys.modules["torch_xla"].manual_seed(seed)
         seeded.append("xla")
-    too_late = _set_deterministic(torch, deterministic)
-    return Seeds(seed, deterministic, tuple(seeded), tuple(_remaining(seeded, deterministic, too_late)))
+    return seeded
 
 
 def generator(seed: int = 0) -> "torch.Generator":

@@ -118,6 +118,14 @@ class Experiment:
         `train` and `valid` are ImageSets, images (N, 3, 32, 32). Raises UsageError when they don't fit, DataError when
         the experiment names a checksum and the data has another.
         """
+        from gpukit.training.pairs import ImagePairSet  # brings torch, which the command line does without
+
+        if isinstance(train, ImagePairSet):
+            raise UsageError(
+                f"The data {train.name!r} are pairs of images.",
+                "The controlled experiment sorts images into classes.",
+                'Use labelled images, such as data="fashion".',
+            )
         train_images = len(train) if self.train_images is None else self.train_images
         # Keeping the proportion keeps the share of the test pass in an epoch.
         share = max(1, round(len(valid) * min(1, train_images / len(train))))

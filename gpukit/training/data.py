@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from itertools import chain
 from numbers import Real
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import torch.nn.functional as F
 import gpukit
 from gpukit.errors import DataError, UsageError, unknown_name
 from gpukit.notices import say
-from gpukit.training import cifar10
+from gpukit.training import cifar10, falsecolour
 from gpukit.training.images import ImageSet, PILImages
+from gpukit.training.pairs import Bytes, ImagePairSet
 from gpukit.training.readers import read_folder, read_npz
 
-__all__ = ["ImageSet", "PILImages", "load_dataset"]
+__all__ = ["ImagePairSet", "ImageSet", "PILImages", "load_dataset"]
 
-NAMES = ("auto", "cifar10", "fashion")
+NAMES = ("auto", "cifar10", "fashion", "falsecolour")
 
 
 def load_dataset(
@@ -26,13 +28,15 @@ def load_dataset(
     root: str | os.PathLike | None = None,
     download: bool = True,
     patience_seconds: float = 8.0,
-) -> tuple[ImageSet, ImageSet]:
-    """A training and a validation set of labelled images.
+) -> tuple[Bytes, Bytes]:
+    """A training and a validation set of labelled images, or of pairs of images.
 
     name   "auto": CIFAR-10 where it already is or can be fetched in time, else the embedded set; says which and why.
            "cifar10": CIFAR-10, 50,000 + 10,000 images, or an error that says why not.
            "fashion": the embedded part of Fashion-MNIST, 10,000 + 2,000 images, padded with black from 28x28 to 32x32
            and repeated on three channels, so that both sets fit the same network: 3x32x32, ten classes.
+           "falsecolour": 3,050 + 750 embedded pairs of a false-colour and a true-colour image, 3x32x32, cut from
+           photographs that anyone may use (ImagePairSets).
            A path (as a string: with a slash, a suffix, or of something that is there): an .npz of uint8 images and
            labels, or a folder of class folders.
     root   the one folder in which CIFAR-10 is looked for and into which it is fetched; by default data/, torchvision's
@@ -46,17 +50,20 @@ def load_dataset(
     text = os.fspath(name) if isinstance(name, str | os.PathLike) else name
     if name == "fashion":
         return _fashion()
+    if name == "falsecolour":
+        return falsecolour.load(_embedded("falsecolour.npz"))
     if name in ("auto", "cifar10"):
         try:
             train, valid = cifar10.load(root, download, patience_seconds)
         except DataError as error:
             if name == "cifar10":
                 raise
+            embedded = _fashion()
             say(
                 f"data: the embedded part of Fashion-MNIST, not CIFAR-10. {error.cause} "
                 "patience_seconds=600 waits longer, root=FOLDER says where it is."
             )
-            return _fashion()
+            return embedded
         say(f'data: CIFAR-10 from {train.source}; load_dataset("fashion") takes the embedded set.')
         return train, valid
     if not isinstance(text, str) or not (isinstance(name, os.PathLike) or _looks_like_path(text)):
@@ -90,16 +97,26 @@ def _from_path(path: Path) -> tuple[ImageSet, ImageSet]:
     )
 
 
-def _fashion() -> tuple[ImageSet, ImageSet]:
+def _embedded(file: str) -> Path:
     package = Path(gpukit.__file__).parent
-    # In an installed package the data lies inside it, in a clone beside it.
-    places = [package / "data" / "fashion.npz", package.parent / "data" / "fashion.npz"]
-    path = next((place for place in places if place.is_file()), None)
+    # In an installed package the data lies inside it, in a clone beside it. A notebook that carries gpukit without the
+    # data may have it beside itself, or on Kaggle among its inputs.
+    inside, beside = package / "data", package.parent / "data"
+    places = (folder / file for folder in (inside, beside, Path.cwd()))
+    inputs = (path for depth in ("*", "*/*", "*/*/*") for path in cifar10.KAGGLE_INPUT.glob(f"{depth}/{file}"))
+    path = next((place for place in chain(places, inputs) if place.is_file()), None)
     if path is None:
         raise DataError(
-            "The embedded data set is missing.", f"It is neither {places[0]} nor {places[1]}.", "Install gpukit again."
+            "The embedded data set is missing.",
+            f"There is no {file} in {inside}, in {beside}, or in the working directory.",
+            f"Install gpukit again. For a notebook that was packed without data, put {file} from data/ in gpukit's "
+            "project beside it (on Kaggle: add it as a dataset), or pack it again with --with-data.",
         )
-    train, valid = read_npz(path)
+    return path
+
+
+def _fashion() -> tuple[ImageSet, ImageSet]:
+    train, valid = read_npz(_embedded("fashion.npz"))
     train = replace(train, images=_as_cifar_images(train), name="fashion", mean=(), std=())
     valid = replace(valid, images=_as_cifar_images(valid), name="fashion", mean=train.mean, std=train.std)
     return train, valid

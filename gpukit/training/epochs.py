@@ -17,6 +17,8 @@ ORDER, AUGMENTATION = 0, 1
 class Epochs:
     """Iterate once for one epoch of batches (x float32 (B, C, H, W), y int64 (B,)) on `device`; again for the next.
 
+    Of an ImagePairSet, y is float32 (B, C', H', W'), and both x and y are on the scale 0..1.
+
     Order and augmentation of epoch e are drawn on the CPU from (seed, e) alone, so they are the same on every device.
     `epoch` is the number of the epoch that the next iteration will be; it may be set. Several iterators may be open at
     once, and one may be left early: each is an epoch of its own.
@@ -94,8 +96,12 @@ class Epochs:
         return torch.Generator(device="cpu").manual_seed(int(mixed) >> 1)
 
     def finish(self, images: torch.Tensor) -> torch.Tensor:
-        """uint8 images to float32: bit for bit ToTensor's, or, normalised, within 1e-6 of ToTensor's and Normalize's.
+        """uint8 inputs to float32: bit for bit ToTensor's, or, normalised, within 1e-6 of ToTensor's and Normalize's.
 
         On the scale of bytes, Normalize's subtraction and division take one pass less over the batch.
         """
         return images.to(torch.float32).sub_(self._offset).mul_(self._scale) if self.normalize else to_float(images)
+
+    def finish_target(self, targets: torch.Tensor) -> torch.Tensor:
+        """Target images to float32 on the scale 0..1; class numbers stay as they are."""
+        return to_float(targets) if targets.dtype == torch.uint8 else targets

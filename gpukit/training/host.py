@@ -11,7 +11,7 @@ from gpukit.errors import DataError
 from gpukit.machine.seeds import generator, seed_worker
 from gpukit.training.augment import augment
 from gpukit.training.epochs import Epochs
-from gpukit.training.images import ImageSet
+from gpukit.training.pairs import Bytes
 from gpukit.training.workers import start_method
 
 
@@ -19,7 +19,7 @@ class HostLoader(Epochs):
     """Any data set of (image tensor, class number) samples, through a DataLoader, one batch at a time to the device.
 
     Images of bytes become float32 0..1 on the device, other images float32 as they are. Only an ImageSet is normalised
-    and augmented: others bring their own transforms.
+    and augmented: others bring their own transforms. Target images, of an ImagePairSet, become float32 0..1, too.
     """
 
     def __init__(self, dataset: Any, batch_size: int, device: torch.device, *, workers: int, pinned: bool, **options):
@@ -32,7 +32,7 @@ class HostLoader(Epochs):
         self._kept_is_busy = False
 
     def _data_loader(self, plan: "_Plan", persistent: bool) -> DataLoader:
-        whole = isinstance(self.dataset, ImageSet)
+        whole = isinstance(self.dataset, Bytes)
         return DataLoader(
             _Rows(self.dataset) if whole else self.dataset,
             batch_sampler=plan,
@@ -60,10 +60,10 @@ class HostLoader(Epochs):
             self._kept_is_busy = True
         try:
             for (start, stop), batch in zip(self.spans(), source, strict=True):
-                x, y = self._to_device(*_pair(batch))
+                x, y = self._to_device(*(batch if isinstance(self.dataset, Bytes) else _pair(batch)))
                 if draws is not None:
                     x = augment(x, draws.part(start, stop, self.device))
-                yield (self.finish(x) if x.dtype == torch.uint8 else x), y
+                yield (self.finish(x) if x.dtype == torch.uint8 else x), self.finish_target(y)
         finally:
             if not own:
                 self._kept_is_busy = False
@@ -100,17 +100,18 @@ class _Plan:
 
 
 class _Rows:
-    """An ImageSet that gives a whole batch of bytes at once, which DataLoader asks for by `__getitems__`."""
+    """A data set in memory that gives a whole batch of bytes at once, which DataLoader asks for by `__getitems__`."""
 
-    def __init__(self, images: ImageSet):
-        self.images = images
+    def __init__(self, dataset: Bytes):
+        self.dataset = dataset
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.dataset)
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = torch.tensor(indices, device="cpu")
-        return self.images.images.index_select(0, chosen), self.images.labels.index_select(0, chosen)
+        images, targets = self.dataset.parts
+        return images.index_select(0, chosen), targets.index_select(0, chosen)
 
 
 def _start_worker(worker_id: int) -> None:

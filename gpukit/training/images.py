@@ -73,6 +73,11 @@ class ImageSet(Dataset):
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a loader serves, and what stays on a device."""
+        return self.images, self.labels
+
     def __len__(self) -> int:
         return len(self.images)
 
@@ -106,16 +111,7 @@ class ImageSet(Dataset):
 
     def select(self, indices: Sequence[int]) -> "ImageSet":
         """The images at `indices`, in that order. Raises UsageError for what are no places in this set."""
-        places = torch.as_tensor(indices, device="cpu")
-        whole = places.dim() == 1 and places.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-        if not whole or (len(places) and not -len(self) <= places.min() <= places.max() < len(self)):
-            found = f"reach from {places.min()} to {places.max()}" if whole else f"are {places.dtype}"
-            raise UsageError(
-                f"The indices into {self.name} ({self.split}) {found}.",
-                f"It has {len(self):,} images, numbered from 0.",
-                "Of a mask, take `mask.nonzero().flatten()`.",
-            )
-        return self._part(places.to(torch.int64))
+        return self._part(places_in(self, indices))
 
     def _part(self, which: slice | torch.Tensor) -> "ImageSet":
         kept = {name: getattr(self, name) for name in ("classes", "name", "split", "mean", "std", "source")}
@@ -149,6 +145,20 @@ class PILImages(Dataset):
 def to_float(images: torch.Tensor) -> torch.Tensor:
     """uint8 0..255 to float32 0..1, with exactly the values of torchvision's ToTensor."""
     return images.to(torch.float32).div_(255)
+
+
+def places_in(dataset: Any, indices: Sequence[int]) -> torch.Tensor:
+    """`indices` as int64 (K,). Raises UsageError for a mask, and for what are no places in `dataset`."""
+    places = torch.as_tensor(indices, device="cpu")
+    whole = places.dim() == 1 and places.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if not whole or (len(places) and not -len(dataset) <= places.min() <= places.max() < len(dataset)):
+        found = f"reach from {places.min()} to {places.max()}" if whole else f"are {places.dtype}"
+        raise UsageError(
+            f"The indices into {dataset.name} ({dataset.split}) {found}.",
+            f"It has {len(dataset):,} images, numbered from 0.",
+            "Of a mask, take `mask.nonzero().flatten()`.",
+        )
+    return places.to(torch.int64)
 
 
 def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -10,6 +10,7 @@ from gpukit.errors import DataError, UsageError
 from gpukit.notices import say
 from gpukit.training.host import HostLoader
 from gpukit.training.images import ImageSet
+from gpukit.training.pairs import Bytes, ImagePairSet
 from gpukit.training.resident import ResidentLoader
 from gpukit.training.workers import choose_workers, shared_memory_bytes, start_method
 
@@ -38,14 +39,15 @@ def loader(
 ) -> ResidentLoader | HostLoader:
     """An iterable of batches (x float32 (B, C, H, W), y int64 (B,)) that are already on the device.
 
-    dataset    an ImageSet, or any torch Dataset of (image tensor, class number)
+    dataset    an ImageSet, an ImagePairSet, or any torch Dataset of (image tensor, class number). Of an ImagePairSet,
+               x and y are both images, float32 on the scale 0..1
     device     by default the one that `setup()` chose, or the first that works
     shuffle    a new order every epoch, from (seed, epoch) alone: the same on every device
     augment    ImageSets only: each image is shifted by up to 4 pixels on black, and half of them are flipped sideways
     normalize  ImageSets only: zero mean and unit deviation by the training part's figures; False gives 0..1
     drop_last  leave out the last batch if it is short
     workers    processes of a DataLoader; chosen by default, never more than the CPU cores that this process may use
-    resident   True or False to decide it: by default an ImageSet that takes up to a quarter of the device's free
+    resident   True or False to decide it: by default such a set that takes up to a quarter of the device's free
                memory stays there as bytes (on the CPU it already is in memory), and everything else goes through a
                DataLoader
 
@@ -84,20 +86,20 @@ def _host_loader(dataset: Any, batch_size: int, device: torch.device, asked: int
         batches=-(-len(dataset) // batch_size),
     )
     pinned = device.type in PINNED
-    name = dataset.name if isinstance(dataset, ImageSet) else type(dataset).__name__
+    name = dataset.name if isinstance(dataset, Bytes) else type(dataset).__name__
     memory = "pinned memory" if pinned else "no pinned memory"
     if device.type == "cuda":
         memory += ", copies beside the computation"
     workers = "1 worker" if count == 1 else f"{count} workers"
     description = f"{name} through a DataLoader to {device}, because {why}; {workers} ({reason}), {memory}"
-    if not isinstance(dataset, ImageSet):
+    if not isinstance(dataset, Bytes):
         description += "; values as the data set gives them"
     return HostLoader(dataset, batch_size, device, workers=count, pinned=pinned, description=description, **options)
 
 
 def _checked(dataset: Any, batch_size: int, augment: bool) -> Any:
     """The data set, a part of an ImageSet as an ImageSet, after the arguments have been found to fit."""
-    if isinstance(dataset, tuple | list) and any(isinstance(part, ImageSet) for part in dataset):
+    if isinstance(dataset, tuple | list) and any(isinstance(part, Bytes) for part in dataset):
         raise UsageError(
             "A loader takes one data set, and this is a pair.",
             "load_dataset() gives the training and the validation set.",
@@ -109,7 +111,7 @@ def _checked(dataset: Any, batch_size: int, augment: bool) -> Any:
             "A loader needs `len(dataset)` and `dataset[i]`.",
             "Give fit() a torch DataLoader of it, or any iterable of batches.",
         )
-    if isinstance(dataset, Subset) and isinstance(dataset.dataset, ImageSet) and len(dataset):
+    if isinstance(dataset, Subset) and isinstance(dataset.dataset, Bytes) and len(dataset):
         dataset = dataset.dataset.select(dataset.indices)
     if len(dataset) == 0:
         raise DataError("The data set is empty.", f"len() of the {type(dataset).__name__} is 0.", "Check its source.")
@@ -124,8 +126,12 @@ def _checked(dataset: Any, batch_size: int, augment: bool) -> Any:
     if augment and not isinstance(dataset, ImageSet):
         raise UsageError(
             f"A {type(dataset).__name__} cannot be augmented here.",
-            "gpukit crops and flips the bytes of an ImageSet.",
-            "Put torchvision's RandomCrop and RandomHorizontalFlip into the data set's transform.",
+            "gpukit crops and flips the images of an ImageSet alone, not an image and its target alike."
+            if isinstance(dataset, ImagePairSet)
+            else "gpukit crops and flips the bytes of an ImageSet.",
+            "Leave augment out."
+            if isinstance(dataset, ImagePairSet)
+            else "Put torchvision's RandomCrop and RandomHorizontalFlip into the data set's transform.",
         )
     return dataset
 
@@ -134,11 +140,11 @@ def _stays(dataset: Any, device: torch.device, resident: bool | None) -> tuple[b
     """Whether the images stay on the device, and why."""
     from gpukit.machine.backend import memory
 
-    if not isinstance(dataset, ImageSet):
+    if not isinstance(dataset, Bytes):
         if resident:
             raise UsageError(
                 f"A {type(dataset).__name__} cannot stay on the device.",
-                "Only an ImageSet, images as bytes of one size, can.",
+                "Only an ImageSet or ImagePairSet, images as bytes of one size, can.",
                 "Leave `resident` out, or store the images as an .npz and load_dataset() it.",
             )
         return False, "it is not an ImageSet"
@@ -149,7 +155,8 @@ def _stays(dataset: Any, device: torch.device, resident: bool | None) -> tuple[b
     free = memory(device)[0]
     limit = RESIDENT_BYTES if free is None else RESIDENT_SHARE * free
     share = f"{RESIDENT_SHARE:.0%} of the free memory" if free is not None else f"{RESIDENT_BYTES >> 30} GiB"
-    if dataset.images.nbytes <= limit:
+    # Class numbers weigh nothing beside images.
+    if sum(part.nbytes for part in dataset.parts if part.dtype == torch.uint8) <= limit:
         return True, f"it takes at most {share} there"
     return False, f"it takes more than {share} there"
 

@@ -24,7 +24,7 @@ def read_npz(path: Path) -> tuple[ImageSet, ImageSet]:
     For "test", "valid" or "val" do too; for x and y, images and labels. Without a validation part, a fifth of each
     class is held out. An array `classes` of strings may name the classes. Pickled arrays are refused.
     """
-    arrays = _arrays(path)
+    arrays = read_arrays(path)
 
     def pair(*parts: str) -> tuple[np.ndarray, Any] | None:
         for part in parts:
@@ -45,7 +45,8 @@ def read_npz(path: Path) -> tuple[ImageSet, ImageSet]:
     return _sets(path, train, pair(*VALID), classes)
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file. Raises DataError for pickles, damage, and more than fits into memory."""
     if not path.is_file():
         raise DataError(f"{path} is no file.", "It may be a pipe or a device.", "Check the path.")
     try:

@@ -6,23 +6,22 @@ import torch
 
 from gpukit.training.augment import augment
 from gpukit.training.epochs import Epochs
-from gpukit.training.images import ImageSet
+from gpukit.training.pairs import Bytes
 
 # These compile a program for each new pair of slice bounds; a batch of indices is data, and the program stays one.
 COMPILED = ("xla", "tpu")
 
 
 class ResidentLoader(Epochs):
-    """The whole ImageSet lies on the device as uint8; each batch is picked, augmented and converted there.
+    """The whole data set lies on the device as uint8; each batch is picked, augmented and converted there.
 
     A byte a value instead of four, and no copy from the host: at batch 64 that copy and its Python cost more than a
     small network's step. Each batch is new memory, so it may be kept or changed.
     """
 
-    def __init__(self, dataset: ImageSet, batch_size: int, device: torch.device, **options):
+    def __init__(self, dataset: Bytes, batch_size: int, device: torch.device, **options):
         super().__init__(dataset, batch_size, device, **options)
-        self._images = dataset.images.to(device)
-        self._labels = dataset.labels.to(device)
+        self._images, self._targets = (part.to(device) for part in dataset.parts)
 
     def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         order, draws = self.order(epoch), self.draws(epoch)
@@ -33,10 +32,10 @@ class ResidentLoader(Epochs):
             draws = None if draws is None else draws.to(self.device)
         for start, stop in self.spans():
             if order is None:
-                images, labels = self._images[start:stop], self._labels[start:stop].clone()
+                images, targets = self._images[start:stop], self._targets[start:stop].clone()
             else:
                 chosen = order[start:stop].to(self.device)
-                images, labels = self._images.index_select(0, chosen), self._labels.index_select(0, chosen)
+                images, targets = (part.index_select(0, chosen) for part in (self._images, self._targets))
             if draws is not None:
                 images = augment(images, draws.part(start, stop, self.device))
-            yield self.finish(images), labels
+            yield self.finish(images), self.finish_target(targets)

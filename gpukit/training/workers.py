@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from gpukit.errors import UsageError
-from gpukit.training.images import ImageSet
+from gpukit.training.pairs import Bytes
 
 # Workers hand batches over in shared memory, a few each. Docker's default of 64 MB ends in "Bus error" at the size of
 # ImageNet's images.
@@ -20,7 +20,7 @@ def in_memory(dataset: Dataset | Any) -> bool:
     """Whether a sample costs no more than picking it from a tensor."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return isinstance(dataset, TensorDataset | ImageSet)
+    return isinstance(dataset, TensorDataset | Bytes)
 
 
 def shared_memory_bytes() -> int | None:
