@@ -1,4 +1,4 @@
-"""The command line: `python -m gpukit info|bench|compare`.
+"""The command line: `python -m gpukit info|bench|compare|tpu|pack`.
 
 Exit status 0: fine. 1: something was found (a device that does not work, runs that may not be compared). 2: bad usage.
 """
@@ -83,6 +83,54 @@ def parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("files", nargs="+", metavar="results.json", help="written by `gpukit bench`")
     compare.add_argument("--json", action="store_true", help="print JSON (default: a table)")
+
+    tpu = commands.add_parser(
+        "tpu",
+        help="which packages this machine's TPU needs, and install them",
+        description="Say what is to be done about the packages of this machine's TPU: nothing, install an exact set, "
+        "or why it cannot be. Nothing is installed without --apply, and never anything where there is no TPU. Exit "
+        "status 0: nothing is to be done, or it was done and a training step ran; 1: something is to be done, or "
+        "cannot be.",
+    )
+    tpu.add_argument("--apply", action="store_true", help="carry the plan out and check it (default: show it)")
+    tpu.add_argument("--json", action="store_true", help="print JSON (default: text)")
+
+    pack = commands.add_parser(
+        "pack",
+        help="write copies of notebooks that bring gpukit with them",
+        description="Write copies of notebooks whose first cell carries gpukit, so that one file uploaded to Colab or "
+        "Kaggle runs there, without a network too. With --publish the first cell installs gpukit from GitHub instead, "
+        "and badges open the notebook in Colab and Kaggle; exit status 1 where that commit is not what lies here, or "
+        "was not pushed.",
+    )
+    pack.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="an .ipynb file; it is not changed")
+    pack.add_argument("-o", "--out", metavar="DIR", required=True, help="folder for the copies, under the same names")
+    pack.add_argument(
+        "--with-data",
+        action="store_true",
+        help="the embedded data sets go along, some megabytes (default: without; Kaggle keeps 1 MB a notebook at most)",
+    )
+    pack.add_argument(
+        "--accelerator",
+        choices=("none", "gpu", "tpu"),
+        help="what Colab and Kaggle start the notebook on (default: what the notebook says, else gpu)",
+    )
+    pack.add_argument(
+        "--publish", metavar="OWNER/NAME", help="repository on GitHub to install gpukit from (default: carry it)"
+    )
+    pack.add_argument(
+        "--commit", metavar="SHA", help="with --publish: commit to install (default: the last one of this clone)"
+    )
+    pack.add_argument(
+        "--branch", metavar="NAME", help="with --publish: branch that the badges open (default: this clone's, or main)"
+    )
+    pack.add_argument(
+        "--folder",
+        metavar="PATH",
+        help="with --publish: the copies' folder in the repository (default: where DIR lies in its clone, else where "
+        "the notebook does)",
+    )
+    pack.add_argument("--json", action="store_true", help="print JSON (default: a line for each copy)")
     return root
 
 

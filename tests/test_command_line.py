@@ -385,3 +385,167 @@ def test_bench_where_torch_is_broken_is_told_in_one_line(tmp_path):
     assert "libcudart.so.12" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "gpukit-results").exists()
+
+
+TPU_IN_COLAB = {"TPU_ACCELERATOR_TYPE": "v5e-1", "COLAB_TPU_1VM": "1", "COLAB_JUPYTER_IP": "172.28.0.12"}
+NO_TPU = dict.fromkeys(("TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "ISTPUVM", "PJRT_DEVICE"), "")
+
+
+@pytest.fixture
+def in_a_made_up_colab(monkeypatch):
+    """A Colab TPU whose torch 2.9.1 lacks torch_xla, with a made-up pip; returns what pip was asked for."""
+    from gpukit.machine import install, network, world
+    from gpukit.machine.verify import Verification
+
+    packages, asked = {"torch": "2.9.1", "torchvision": "0.24.1"}, []
+
+    def pip(command, told):
+        asked.append(command)
+        told("Installing collected packages: libtpu, torch_xla")
+        packages.update({"torch-xla": "2.9.0", "libtpu": "0.0.21.1"})
+        return 0
+
+    here = world.World(
+        environ=TPU_IN_COLAB,
+        platform="linux",
+        machine="x86_64",
+        python="3.13.1",
+        distributions=lambda: dict(packages),
+        loaded=dict,
+    )
+    checked = Verification(True, "xla:0", "XLA on CPU", "PJRT_DEVICE=CPU asked for that.")
+    real = install.install
+    monkeypatch.setattr("gpukit.machine.planner.World", lambda: here)
+    monkeypatch.setattr(network, "pip_can_fetch", lambda world=None: True)
+    monkeypatch.setattr(
+        install,
+        "install",
+        lambda plan, told: real(plan, told, world=here, reachable=lambda: True, run=pip, check=lambda plan: checked),
+    )
+    return asked
+
+
+def test_tpu_without_a_tpu_has_nothing_to_do_and_imports_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is broken')")
+    environ = NO_TPU | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    for more in ([], ["--apply"]):
+        done = in_a_process(["tpu", "--json", *more], environ=environ)
+        told = json.loads(done.stdout)
+        assert (done.returncode, told["plan"]["what"], told["installation"]) == (0, "nothing", None), done.stderr
+    assert "There is no TPU here" in in_a_process(["tpu"], environ=environ).stdout
+
+
+def test_tpu_shows_the_plan_with_its_commands_and_installs_nothing(in_a_made_up_colab, capsys):
+    assert main(["tpu"]) == 1
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert 'terminal   python -m pip install "torch==2.9.1" "torch_xla==2.9.0" "libtpu==0.0.21.1"' in lines
+    assert 'notebook   %pip install "torch==2.9.1" "torch_xla==2.9.0" "libtpu==0.0.21.1"' in lines
+    assert in_a_made_up_colab == []
+
+
+def test_tpu_json_has_the_keys_that_programs_read(in_a_made_up_colab, capsys):
+    assert main(["tpu", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["installation"] is None
+    assert told["plan"]["requirements"] == ["torch_xla==2.9.0", "libtpu==0.0.21.1"]
+    assert set(told["plan"]) == {
+        *("what", "reason", "action", "tpu", "place", "stack", "requirements", "kept", "restart", "restart_reason"),
+        *("broken", "notes", "device", "command", "notebook_command"),
+    }
+
+
+def test_tpu_apply_installs_checks_and_says_on_what_it_ran(in_a_made_up_colab, capsys):
+    assert main(["tpu", "--apply"]) == 0
+    told = capsys.readouterr()
+    assert len(in_a_made_up_colab) == 1
+    assert "gpukit tpu: Installing collected packages: libtpu, torch_xla" in told.err
+    assert "ran on xla:0, XLA on CPU. PJRT_DEVICE=CPU asked for that." in told.out
+    assert "torch-xla 2.9.0 is new" in " ".join(told.out.split())
+    assert main(["tpu", "--apply"]) == 0
+    assert len(in_a_made_up_colab) == 1, "the second time there is nothing to do"
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_tpu_apply_with_json_prints_nothing_but_json_to_standard_output(in_a_made_up_colab, capsys):
+    assert main(["tpu", "--apply", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["installation"]["outcome"] == "installed"
+    assert told["installation"]["verification"]["ran_on"] == "XLA on CPU"
+
+
+def test_tpu_without_a_network_is_told_within_a_second_and_tries_nothing(in_a_made_up_colab, monkeypatch, capsys):
+    from gpukit.machine import network
+
+    monkeypatch.setattr(network, "pip_can_fetch", lambda world=None: False)
+    assert main(["tpu", "--apply"]) == 1
+    assert "no network answers" in " ".join(capsys.readouterr().out.split())
+    assert in_a_made_up_colab == []
+
+
+def test_tpu_takes_no_other_arguments(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["tpu", "--force"])
+    assert ended.value.code == 2
+
+
+LESSON = ROOT / "notebooks" / "00_start_here.ipynb"
+packs = pytest.mark.skipif(not LESSON.is_file(), reason="the tests run outside a clone")
+
+
+@packs
+def test_pack_writes_copies_that_carry_gpukit_and_needs_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is broken')")
+    environ = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = in_a_process(["pack", str(LESSON), "-o", "out"], environ=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    size = (tmp_path / "out" / LESSON.name).stat().st_size
+    assert done.stdout.startswith(f"{Path('out') / LESSON.name}: {size / 1000:,.0f} kB, carries gpukit ")
+    assert done.stdout.endswith("without data, accelerator gpu\n")
+
+
+@packs
+def test_pack_with_json_prints_nothing_but_json(capsys):
+    assert main(["pack", str(LESSON), "-o", "out", "--with-data", "--accelerator", "tpu", "--json"]) == 0
+    told = capsys.readouterr()
+    plain = json.loads(told.out)
+    (copy,) = plain["copies"]
+    assert (copy["accelerator"], copy["first_cell"], plain["findings"]) == ("tpu", "lesson", [])
+    assert "fashion.npz" in plain["gpukit"]
+    assert "Kaggle keeps no notebook of more than 1 MB" in told.err
+
+
+@packs
+def test_pack_publish_takes_every_option_and_tells_of_a_commit_in_doubt(monkeypatch, capsys):
+    from gpukit.frontend import packing, publish
+
+    chosen = ["--branch", "lessons", "--folder", "x", "--commit", "c" * 40]
+    arguments = ["pack", "--publish", "ada/gpukit", str(LESSON), "-o", "out"]
+    assert main([*arguments, *chosen]) == 0
+    assert "installs gpukit from commit cccccccccccc, opened from ada/gpukit/lessons" in capsys.readouterr().out
+    written = (Path("out") / LESSON.name).read_text(encoding="utf-8")
+    assert f"github/ada/gpukit/blob/lessons/x/{LESSON.name}" in written
+    doubted = publish.Repository("ada/gpukit", "c" * 40, "main", ("commit cccccccccccc is not pushed",))
+    monkeypatch.setattr(packing, "find_repository", lambda *_: doubted)
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == "gpukit pack: commit cccccccccccc is not pushed\n"
+
+
+@packs
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--commit", "c" * 40], "--commit says nothing without --publish"),
+        (["--folder", "x"], "--folder says nothing without --publish"),
+        (["--publish", "ada/gpukit", "--with-data"], "exclude each other"),
+        (["--publish", "gpukit"], "names no repository"),
+        (["nothing.ipynb"], "Cannot read the notebook nothing.ipynb"),
+        ([str(LESSON)], "have the same name"),
+    ],
+)
+def test_what_pack_cannot_do_is_told_in_one_line_and_nothing_is_written(tmp_path, capsys, more, message):
+    assert main(["pack", str(LESSON), *more, "-o", "out"]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("gpukit pack: ")
+    assert message in told.err
+    assert (len(told.err.splitlines()), told.out) == (1, "")
+    assert list(tmp_path.iterdir()) == []

@@ -68,6 +68,36 @@ def compare(options: argparse.Namespace) -> int:
     return FOUND
 
 
+def tpu(options: argparse.Namespace) -> int:
+    """The plan for the packages of a TPU; with --apply, carry it out."""
+    from gpukit.frontend.tpu import installation_text, plan_text
+    from gpukit.machine.install import install
+    from gpukit.machine.network import pip_can_fetch
+    from gpukit.machine.plan import INSTALL, NOTHING
+    from gpukit.machine.planner import make_plan
+
+    plan, installation = make_plan(reachable=pip_can_fetch), None
+    if not options.json:
+        print(plan_text(plan), flush=True)
+    if options.apply and plan.what == INSTALL:
+        installation = install(plan, lambda line: print(f"gpukit tpu: {line}", file=sys.stderr, flush=True))
+        if not options.json:
+            print(installation_text(installation))
+    if options.json:
+        done = installation.to_json() if installation else None
+        print(json.dumps({"plan": plan.to_json(), "installation": done}, indent=1))
+    if installation is not None:
+        return FINE if installation.fine else FOUND
+    return FINE if plan.what == NOTHING and not plan.broken else FOUND
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Write copies of notebooks that bring gpukit with them, or install it from GitHub."""
+    from gpukit.frontend.packing import pack
+
+    return pack(options)
+
+
 def short_names(paths: Sequence[str]) -> list[str]:
     """What tells the files apart: their names, else their folders' (most are called results.json), else the paths."""
     for shorten in (lambda path: Path(path).name, lambda path: Path(path).resolve().parent.name):

@@ -39,8 +39,6 @@ def machine_notes(
         notes += _nvidia_notes(world, counts["cuda"], driver, torch)
     if "rocm" in counts and "cuda" not in counts and torch and "rocm" not in torch and world.platform == "linux":
         notes.append(Note(f"An AMD GPU is here, but torch {torch} is no ROCm build.", "Install torch's ROCm build."))
-    if "tpu" in counts and torch and not (packages.get("torch-xla") or packages.get("torch-tpu")):
-        notes.append(_tpu_note(torch))
     if world.platform == "darwin" and world.machine == "x86_64" and world.sysctl("sysctl.proc_translated") == 1:
         fact = "This Python is an Intel program, translated by Rosetta: the Apple GPU is out of reach."
         notes.append(Note(fact, "Install a Python for Apple silicon (arm64), and torch in it."))
@@ -68,11 +66,3 @@ def _nvidia_notes(world: World, count: int, driver: str | None, torch: str) -> l
     if build_tag(torch) == "cpu":
         return [Note(f"{what} here, but torch {torch} is a CPU-only build.", "Install torch's build for CUDA.")]
     return []
-
-
-def _tpu_note(torch: str) -> Note:
-    minor = ".".join(torch.split(".")[:2])
-    return Note(
-        "A TPU is here, but neither torch_xla nor torch_tpu is installed.",
-        f'For torch 2.9 and older: pip install "torch_xla[tpu]=={minor}.*"; for torch 2.11 and newer: torch-tpu.',
-    )

@@ -69,15 +69,17 @@ def import_blocker(packages: Mapping[str, str | None], world: World) -> Note | N
     if not (torch and torch_tpu and autoload) or "torch" in world.loaded():
         return None
     without = 'or go on without the TPU: os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0" before torch is imported.'
-    if packages.get("libtpu") is None and not world.environ.get("TPU_LIBRARY_PATH"):
-        return Note(
-            f"torch_tpu {torch_tpu} is installed without libtpu: importing torch ends this process.",
-            f'Install its library: pip install "libtpu>=0.0.50"; {without}',
-        )
+    # With too old a torch its library would help nothing.
     if minor(torch) < _OLDEST_TORCH_FOR_TORCH_TPU:
         return Note(
             f"torch_tpu {torch_tpu} needs torch 2.11 or newer; with torch {torch} importing torch fails.",
             f"Remove it: pip uninstall torch-tpu; {without}",
+        )
+    if packages.get("libtpu") is None and not world.environ.get("TPU_LIBRARY_PATH"):
+        return Note(
+            f"torch_tpu {torch_tpu} is installed without libtpu: importing torch ends this process.",
+            'On a TPU install its library: pip install "libtpu>=0.0.50"; elsewhere remove it: pip uninstall torch-tpu; '
+            f"{without}",
         )
     return None
 
@@ -149,7 +151,8 @@ def _torch_xla(torch: str, packages: Mapping[str, str | None]) -> Note | None:
     return Note(
         f"torch_xla {xla} was built for torch {'.'.join(map(str, minor(xla)))}; here is torch {torch}. "
         "It cannot be imported.",
-        "On a TPU start a fresh session: its packages match. Elsewhere remove it: pip uninstall torch_xla",
+        "On a TPU run `gpukit tpu`, or start a fresh session, whose packages match. Elsewhere remove it: pip uninstall "
+        "torch_xla",
     )
 
 

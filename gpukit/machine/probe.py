@@ -70,6 +70,7 @@ def resolve_device(name: "str | torch.device" = "auto") -> "torch.device":
     """
     import torch
 
+    name = asked_device(name)
     kind = canonical(str(name)).partition(":")[0]
     if kind in ("auto", "gpu"):
         wanted = [n for n in candidates() if kind == "auto" or n.partition(":")[0] in GPU_KINDS]
@@ -86,6 +87,18 @@ def resolve_device(name: "str | torch.device" = "auto") -> "torch.device":
     if not check.works:
         raise DeviceError(f"{device} cannot be used.", check.reason, check.remedy)
     return torch.device(device)
+
+
+def asked_device(name: "str | torch.device" = "auto") -> "str | torch.device":
+    """`name`; in place of "auto" the environment's GPUKIT_DEVICE, if that is set.
+
+    So whole notebooks run on another device without an edit: GPUKIT_DEVICE=cpu, GPUKIT_DEVICE=xla.
+    """
+    chosen = os.environ.get("GPUKIT_DEVICE", "").strip()
+    if str(name).strip().lower() != "auto" or not chosen:
+        return name
+    say(f"device {chosen}, because the environment variable GPUKIT_DEVICE says so; unset it to let gpukit choose")
+    return chosen
 
 
 def _load_xla_first() -> None:

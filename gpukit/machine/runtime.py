@@ -86,6 +86,7 @@ def detect(world: World | None = None) -> Runtime:
     notes = (
         *machine_notes(world, place, chips, driver, packages, shm, in_notebook),
         *package_notes(packages, world),
+        *(_tpu_notes(world) if packages["torch"] and any(chip.kind == "tpu" for chip in chips) else ()),
     )
     return Runtime(
         place=place,
@@ -103,6 +104,16 @@ def detect(world: World | None = None) -> Runtime:
         notes=notes,
         seconds=time.perf_counter() - started,
     )
+
+
+def _tpu_notes(world: World) -> tuple[Note, ...]:
+    """What the packages of a TPU lack. Looked at only where there is one: elsewhere it would cost `detect()` time."""
+    from gpukit.machine.plan import NOTHING
+    from gpukit.machine.plan_notes import plan_note
+    from gpukit.machine.planner import make_plan
+
+    plan = make_plan(world)
+    return () if plan.what == NOTHING else (plan_note(plan, world),)
 
 
 def _system(world: World) -> str:

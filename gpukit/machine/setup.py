@@ -1,6 +1,5 @@
 """`setup()`: the first cell of a notebook. It looks, checks, seeds, chooses, and says what it chose."""
 
-import socket
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 from gpukit import notices
 from gpukit.errors import DeviceError
 from gpukit.machine.check import Check, Note
+from gpukit.machine.network import has_internet
 from gpukit.machine.packages import import_blocker, import_error
 from gpukit.machine.precisions import check_precision_name, choose_precision
 from gpukit.machine.runtime import Runtime, detect
@@ -31,6 +31,10 @@ def setup(seed: int = 0, device: "str | torch.device" = "auto", precision: str =
     Returns a Runtime, shown as a card; its `device` goes into `model.to(...)`. Raises UsageError for a seed, device or
     precision that cannot be meant, DeviceError if torch cannot be imported or the device that was asked for does not
     work. A device that fails with device="auto" is named in the card, and the next one is taken.
+
+    In a notebook on a TPU whose packages are missing or do not fit, they are installed first, and it is said whether
+    the kernel must restart, and why (as a DeviceError). os.environ["GPUKIT_NO_INSTALL"] = "1" before prevents that.
+    Outside notebooks, and where there is no TPU, nothing is ever installed: `gpukit tpu` tells what would be.
     """
     global _current
     started = time.perf_counter()
@@ -38,12 +42,19 @@ def setup(seed: int = 0, device: "str | torch.device" = "auto", precision: str =
     check_precision_name(precision)
     notices.forget()
     runtime = detect()
+    tpu_notes: tuple[Note, ...] = ()
+    if any(chip.kind == "tpu" for chip in runtime.chips):
+        from gpukit.machine.tpu_ready import ready_tpu
+
+        tpu_notes = ready_tpu(World(), str(device))
+        runtime = detect()  # packages may have come
     import_torch(runtime)
 
     from gpukit.machine import probe
     from gpukit.machine.availability import candidates
 
     probe.forget_checks()
+    device = probe.asked_device(device)
     chosen = str(probe.resolve_device(device))
     # Those that failed before the chosen one was reached, and the chosen one.
     names = candidates(runtime)
@@ -52,7 +63,7 @@ def setup(seed: int = 0, device: "str | torch.device" = "auto", precision: str =
     check = checks[-1]
     name, reason = choose_precision(check, precision)
     seeds = seed_everything(seed)
-    notes = [*runtime.notes, *_notes(runtime, checks, names)]
+    notes = [*runtime.notes, *tpu_notes, *_notes(runtime, checks, names)]
     _current = replace(
         runtime,
         device=chosen,
@@ -94,6 +105,9 @@ def _notes(runtime: Runtime, checks: tuple[Check, ...], names: tuple[str, ...]) 
     failed = [check for check in checks if not check.works and check.reason not in known]
     notes = [Note(f"{check.label} fails: {check.reason}", check.remedy) for check in failed]
     check = checks[-1]
+    if check.device.startswith("tpu") or check.name.startswith("TPU"):
+        stack = "TorchTPU" if check.device.startswith("tpu") else "torch_xla on a TPU"
+        notes.append(Note(f"{stack}: not tested by us on hardware.", "Hold a short run against one on the CPU."))
     taken = _taken_bytes(check)
     if taken:
         fact = f"Other programs hold {taken / 2**30:.1f} GiB of {check.device}'s memory."
@@ -102,7 +116,7 @@ def _notes(runtime: Runtime, checks: tuple[Check, ...], names: tuple[str, ...]) 
     others = [name for name in names if name.startswith(f"{kind}:") and name not in {c.device for c in checks}]
     if others:
         notes.append(Note(f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used.", _how_to_use(kind)))
-    if runtime.place == "kaggle" and not _has_internet():
+    if runtime.place == "kaggle" and not has_internet():
         notes.append(Note("Internet is off: nothing can be downloaded.", "Turn it on under Settings, or add an Input."))
     return notes
 
@@ -120,12 +134,3 @@ def _taken_bytes(check: Check) -> int:
     own = torch.cuda.memory_reserved(torch.device(check.device)) + _CONTEXT_BYTES
     taken = check.memory_bytes - check.free_bytes - own
     return taken if taken > _TAKEN_SHARE * check.memory_bytes else 0
-
-
-def _has_internet(host: str = "8.8.8.8", port: int = 53, patience_seconds: float = 0.5) -> bool:
-    """Whether a well-known name server answers. By its address: looking up a name takes many seconds offline."""
-    try:
-        with socket.create_connection((host, port), timeout=patience_seconds):
-            return True
-    except OSError:
-        return False

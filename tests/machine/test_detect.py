@@ -310,7 +310,7 @@ def test_the_system_is_named(arguments, system, make_world):
             "CUDA",
         ),
         (MACHINES["an AMD GPU with ROCm"][0], "no ROCm build", "ROCm"),
-        (MACHINES["a v5e host with VFIO and no /dev/accel"][0], "neither torch_xla nor torch_tpu", "torch-tpu"),
+        (MACHINES["a v5e host with VFIO and no /dev/accel"][0], "torch_tpu and libtpu are missing", "torch-tpu=="),
         ({"platform": "darwin", "sysctl": {"sysctl.proc_translated": 1}}, "Rosetta", "arm64"),
     ],
 )

@@ -3,6 +3,7 @@
 import builtins
 import json
 import random
+import socket
 import sys
 
 import pytest
@@ -29,7 +30,7 @@ TWO_T4 = {
 def nothing_chosen_yet(monkeypatch):
     monkeypatch.setattr(chooser, "_current", None)
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
-    monkeypatch.setattr(chooser, "_has_internet", lambda: True)
+    monkeypatch.setattr(chooser, "has_internet", lambda: True)
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_memory_that_others_hold_on_the_processor_is_theirs(processor_only, monk
 
 
 def test_kaggle_without_internet_is_noted_and_elsewhere_nobody_looks(processor_only, monkeypatch):
-    monkeypatch.setattr(chooser, "_has_internet", lambda: False)
+    monkeypatch.setattr(chooser, "has_internet", lambda: False)
     processor_only(environ=KAGGLE)
     assert "Internet is off" in facts(chooser.setup())
     processor_only()
@@ -157,8 +158,8 @@ def test_the_internet_is_asked_by_address_and_with_little_patience(monkeypatch, 
         raise TimeoutError
 
     monkeypatch.undo()
-    monkeypatch.setattr(chooser.socket, "create_connection", connect)
-    assert chooser._has_internet() is False
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert chooser.has_internet() is False
     ((host, port), timeout) = seen[0]
     assert host.replace(".", "").isdigit()
     assert port == 53
