@@ -44,7 +44,7 @@ def test_every_notebook_is_named(readme):
 
 def test_the_commands_are_ones_that_the_command_line_takes(readme):
     lines = re.findall(r"^    gpukit (.*?)(?:  +.*)?$", readme, flags=re.MULTILINE)
-    assert {line.split()[0] for line in lines} == {"info", "bench", "compare"}
+    assert {line.split()[0] for line in lines} == {"info", "bench", "compare", "tpu", "pack"}
     for line in lines:
         parser().parse_args(shlex.split(line))
 
