@@ -24,6 +24,8 @@ _WHERE = {
     "Comparison": "study.compare",
     "seed_study": "study.seed_study",
     "SeedStudy": "study.seed_study",
+    "compare_devices": "study.parity",
+    "ParityReport": "study.parity",
 }
 _MODULES = {"models": "training.models", "metrics": "training.metrics"}
 
