@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from gpukit.errors import DataError
 from gpukit.files import read_json
 
 MINOR = 5  # the first in which cells have ids
+_CELL_ID = r"[A-Za-z0-9_-]{1,64}"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -36,11 +38,17 @@ def read_notebook(path: str | os.PathLike) -> dict[str, Any]:
             f"{path} is not a whole notebook.", "Cells, their sources or the metadata are missing.", "Save it again."
         )
     metadata = notebook["metadata"]
-    kernel = metadata.get("kernelspec"), metadata.get("language_info")
-    language = next((part.get(key) for part, key in zip(kernel, ("language", "name"), strict=True) if part), None)
-    if str(language or "python").lower() not in ("python", "ipython"):
+    language = _language(metadata)
+    if language.lower() not in ("python", "ipython"):
         raise DataError(f"{path} is a notebook in {language}.", "gpukit is for Python.", "Choose another notebook.")
     return notebook
+
+
+def _language(metadata: dict[str, Any]) -> str:
+    """The notebook's language; Python where it says nothing. Colab names R beside the kernel or by its name only."""
+    kernel, info = metadata.get("kernelspec") or {}, metadata.get("language_info") or {}
+    named = {"ir": "R"}.get(str(kernel.get("name", "")).lower())
+    return str(kernel.get("language") or info.get("name") or named or "python")
 
 
 def _is_whole(notebook: dict[str, Any]) -> bool:
@@ -81,7 +89,7 @@ def completed(notebook: dict[str, Any]) -> dict[str, Any]:
     cells = []
     for number, cell in enumerate(notebook["cells"]):
         name = cell.get("id")
-        if not isinstance(name, str) or not name or name in taken:
+        if not isinstance(name, str) or not re.fullmatch(_CELL_ID, name) or name in taken:
             text = f"{number} {source_of(cell)}"
             # The same notebook gets the same ids.
             name = next(new for salt in itertools.count() if (new := _hash(f"{salt} {text}")) not in taken)

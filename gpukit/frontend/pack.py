@@ -1,6 +1,7 @@
 """Copies of notebooks that bring gpukit with them, or install it from GitHub: `gpukit pack`."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from gpukit.frontend.publish import Repository
 from gpukit.notices import say
 
 KAGGLE_BYTES = 1_000_000
+# Data sets that come with gpukit, and cannot be fetched where they are not.
+_EMBEDDED = re.compile(r"""load_dataset\(\s*["'](fashion|falsecolour)["']""")
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,11 @@ def pack_carrying(
     carried = payload.make_payload(with_data)
 
     def change(notebook: dict[str, Any], copy: Path, source: Path) -> tuple[list[dict[str, Any]], str]:
+        if not with_data:
+            loaded[copy] = sorted({name for cell in notebook["cells"] for name in _embedded_sets(cell)})
         return _with_first_cell(notebook["cells"], carried.source)
 
+    loaded: dict[Path, list[str]] = {}
     # A packed notebook with its data needs no network; one without can at least fetch CIFAR-10.
     copies = _write(notebooks, folder, change, accelerator, internet=not with_data)
     for copy in copies:
@@ -57,6 +63,10 @@ def pack_carrying(
                 " Without --with-data it is smaller; the .npz can be added there as a dataset." if with_data else ""
             )
             say(f"{copy.path} has {copy.bytes / 1e6:.1f} MB. Kaggle keeps no notebook of more than 1 MB.{without}")
+    for path, names in loaded.items():
+        if names:
+            files = " and ".join(f"{name}.npz" for name in names)
+            say(f"{path} loads {files}, which it does not carry: --with-data puts it in, or upload data/ with it")
     return copies, carried
 
 
@@ -160,6 +170,11 @@ def _brings_gpukit(cell: dict[str, Any]) -> str | None:
         if source.startswith(title):
             return kind
     return "lesson" if 'find_spec("gpukit")' in source and "\nimport gpukit" in source else None
+
+
+def _embedded_sets(cell: dict[str, Any]) -> list[str]:
+    """The embedded data sets that a cell loads by name."""
+    return _EMBEDDED.findall(source_of(cell)) if cell["cell_type"] == "code" else []
 
 
 def _is_badges(cell: dict[str, Any]) -> bool:

@@ -42,7 +42,9 @@ def find_repository(name: str, commit: str | None = None, branch: str | None = N
     )
     if not fits:
         raise UsageError(f"{name!r} names no repository.", "", "Give it as OWNER/NAME, for example ada/gpukit.")
-    if branch is not None and not re.fullmatch(r"[A-Za-z0-9._][A-Za-z0-9._/-]*", branch, re.ASCII):
+    # Some of git's rules: no part begins or ends with a dot, none is empty, no two dots meet.
+    part = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.|lock(?:/|$)|/|$))*"
+    if branch is not None and not re.fullmatch(rf"{part}(?:/{part})*", branch, re.ASCII):
         raise UsageError(f"{branch!r} names no branch.", "", "Give its name, for example main.")
     clone = gpukits_clone()
     if commit is not None:
@@ -108,10 +110,16 @@ def path_in_repository(copy: Path, source: Path, folder: str | None = None) -> s
         return "/".join([*parts, copy.name])
     for path in (copy, source):
         there = next(parent for parent in path.resolve().parents if parent.is_dir())
-        top = _git(there, "rev-parse", "--show-toplevel")
+        top = _git(there, "rev-parse", "--show-toplevel") or _unpacked_project()
         if top and path.resolve().is_relative_to(Path(top).resolve()):
             return path.resolve().relative_to(Path(top).resolve()).with_name(copy.name).as_posix()
     return copy.name
+
+
+def _unpacked_project() -> Path | None:
+    """The folder of gpukit's project, where it was downloaded without git."""
+    root = Path(gpukit.__file__).resolve().parent.parent
+    return root if (root / "pyproject.toml").is_file() else None
 
 
 def badges(repository: Repository, path: str) -> str:

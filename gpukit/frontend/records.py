@@ -41,7 +41,7 @@ def footnotes(history: History) -> list[str]:
     compiled = [record for record in history.epochs if record.compilations is not None]
     if compiled:
         counts = ", ".join(f"{record.compilations}" for record in compiled)
-        seconds = sum(record.compile_seconds for record in compiled)
+        seconds = sum(record.compile_seconds or 0.0 for record in compiled)
         notes.append(f"programs that XLA compiled, epoch by epoch: {counts}; in all {seconds:.1f} s of the training")
     if history.skipped_steps:
         notes.append(f"{history.skipped_steps} steps left out by loss scaling, whose gradients had overflowed")

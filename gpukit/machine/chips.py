@@ -128,17 +128,29 @@ def _tpu_by_environment(world: World) -> tuple[Chip, ...]:
     Colab writes "v5e-1" and Kaggle "v5litepod-8" for the same kind of chip.
     """
     env = world.environ
-    match = re.fullmatch(r"(v\w+?)-(\d+)", env.get("TPU_ACCELERATOR_TYPE", "").strip())
-    if match:
-        generation, count = match[1].replace("litepod", "e"), int(match[2])
-        count = max(1, count // 2) if generation in _TWO_CORES else count
-        return (Chip("tpu", f"TPU {generation}", min(count, _chips_per_host(env, count))),)
-    # Kaggle bakes ISTPUVM into an image that anybody may run: it counts in a Kaggle session only.
+    # Kaggle bakes ISTPUVM into an image that anybody may run: it counts in a Kaggle session only. Colab sets
+    # COLAB_TPU_1VM to nothing where there is no TPU.
     on_kaggle = env.get("ISTPUVM") == "1" and env.get("KAGGLE_KERNEL_RUN_TYPE")
-    # Colab sets COLAB_TPU_1VM to nothing where there is no TPU.
-    if on_kaggle or env.get("COLAB_TPU_1VM") == "1" or env.get("TPU_ACCELERATOR_TYPE", "").strip():
+    hosted = on_kaggle or env.get("COLAB_TPU_1VM") == "1"
+    kind = env.get("TPU_ACCELERATOR_TYPE", "").strip()
+    # Elsewhere the variable may be left over in a profile or an image: libtpu opens one of these nodes.
+    if not hosted and not (kind and _may_have_tpu_nodes(world)):
+        return ()
+    match = re.fullmatch(r"(v\w+?)-(\d+)", kind)
+    if not match:
         return (Chip("tpu", "TPU", 1),)
-    return ()
+    generation, count = match[1].replace("litepod", "e"), int(match[2])
+    count = max(1, count // 2) if generation in _TWO_CORES else count
+    return (Chip("tpu", f"TPU {generation}", min(count, _chips_per_host(env, count))),)
+
+
+def _may_have_tpu_nodes(world: World) -> bool:
+    """Whether there are nodes that a TPU could have: /dev/accel0 up to v4, /dev/vfio/0 since. A GPU handed on to a
+    virtual machine has the latter, too."""
+    if not world.exists("/dev"):
+        return True
+    accelerators = any(re.fullmatch(r"accel\d+", name) for name in world.entries("/dev"))
+    return accelerators or any(name.isdigit() for name in world.entries("/dev/vfio"))
 
 
 def _chips_per_host(env, default: int) -> int:

@@ -27,7 +27,7 @@ WATCHED = (
 )
 # torchvision 0.21 belongs to torch 2.6, and both count on together.
 _TORCHVISION_AHEAD = 15
-_OLDEST_TORCH = (2, 6)
+OLDEST_TORCH = (2, 6)
 _OLDEST_TORCH_FOR_TORCH_TPU = (2, 11)
 
 
@@ -119,7 +119,7 @@ def import_error(error: BaseException, packages: Mapping[str, str | None]) -> De
 
 
 def _old_torch(torch: str) -> Note | None:
-    if minor(torch) >= _OLDEST_TORCH:
+    if minor(torch) >= OLDEST_TORCH:
         return None
     return Note(f"torch {torch} is older than gpukit supports.", "Install torch 2.6 or newer, with its torchvision.")
 

@@ -110,7 +110,7 @@ def explain_failure(lines: Sequence[str], status: int) -> tuple[str, str]:
     text = "\n".join(lines)
     errors = [line.partition("ERROR:")[2].strip() for line in lines if "ERROR:" in line]
     last = errors[-1] if errors else next((line.strip() for line in reversed(lines) if line.strip()), "")
-    said = f" pip's words: {last}" if last else ""
+    said = f' pip\'s words: "{last}".' if last else ""
     for pattern, reason, action in _FAILURES:
         if re.search(pattern, text):
             return f"{reason}{said}", action

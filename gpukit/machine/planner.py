@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpukit.machine.check import Note
 from gpukit.machine.chips import find_chips
-from gpukit.machine.packages import import_blocker, minor, package_notes
+from gpukit.machine.packages import OLDEST_TORCH, import_blocker, minor, package_notes
 from gpukit.machine.place import PLACES, find_place, is_notebook
 from gpukit.machine.plan import IMPOSSIBLE, INSTALL, NOTHING, Plan
 from gpukit.machine.plan_notes import MATCHED_IMAGES, NETWORK_SWITCHES, good_to_know
@@ -122,7 +122,9 @@ def _decide(here: _Here) -> Plan:
     if blocker and minor(torch) < TORCH_TPU_TORCH[0][:2]:
         return _blocked(blocker)
     if torch and here.packages["torch-xla"] and minor(here.packages["torch-xla"]) == minor(torch):
-        return _with_xla(here, torch)
+        plan = _with_xla(here, torch)
+        # Which libtpu an older torch_xla was built for is not known here, and the newest is not the one.
+        return plan if plan.what == NOTHING or minor(torch) >= OLDEST_TORCH else _moving_torch(here)
     if torch and (takes_torch_tpu(torch, world.python, here.generation) or _newer_torch_tpu(here, torch)):
         return _with_torch_tpu(here, torch)
     if torch and xla_release(torch, world.python):
@@ -201,7 +203,11 @@ def _moving_torch(here: _Here) -> Plan:
         stack, (new, vision) = "torch_xla", XLA_TORCH
         wanted = (f"torch_xla=={with_xla.version}", f"libtpu=={with_xla.libtpu}")
         partner = f"torch_xla {with_xla.version}"
-    fact = f"For torch {torch} on Python {python} no release exists" if torch else "There is no torch here"
+    fact = "There is no torch here"
+    if torch and minor(torch) < OLDEST_TORCH:
+        fact = f"torch {torch} is older than gpukit supports"
+    elif torch:
+        fact = f"No release of torch_xla or torch_tpu for torch {torch} drives {here.tpu} on Python {python}"
     return Plan(
         INSTALL,
         f"{fact}; the nearest set that drives {here.tpu} is torch {new} with {partner}.",

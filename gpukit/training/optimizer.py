@@ -20,7 +20,7 @@ def attach_optimizer(
 ) -> Optimizer:
     """An optimiser that holds this model's parameters, or an error that says that it doesn't.
 
-    `replaced` are parameters that the model had until it was moved: an optimiser of theirs trains nothing.
+    `replaced` are parameters that the model or the loss had until it was moved: an optimiser trains nothing by them.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -54,16 +54,16 @@ def attach_optimizer(
             "Take another optimiser, such as torch.optim.AdamW, or write that loop by hand.",
         )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if held & {id(parameter) for parameter in replaced}:
+        device = trainable[0].device
+        raise TrainingError(
+            f"The optimiser holds parameters from before the move to {device}.",
+            f"The move made new ones on {device.type}; the old are no longer part of the model, or of the loss.",
+            "Let fit build it: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01); "
+            f'or move first: model.to("{device.type}"), and a loss that has parameters likewise, then the optimiser.',
+        )
     missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if len(missing) == len(trainable):
-        device = trainable[0].device
-        if held & {id(parameter) for parameter in replaced}:
-            raise TrainingError(
-                f"The optimiser holds the model's parameters from before the move to {device}.",
-                f"The move made new parameters on {device.type}, and the old ones are no longer part of the model.",
-                "Let fit build it: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01); "
-                f'or move first: model.to("{device.type}"), then the optimiser.',
-            )
         raise TrainingError(
             f"The optimiser holds none of the {len(trainable)} trainable parameters of the model.",
             "It was built from another model, or before the move to the device replaced the parameters.",

@@ -130,13 +130,12 @@ def prepare(
     check_gradients(model)
     device = choose_device(device)
     arithmetic = choose_precision(device, precision)
-    # The model moves before the optimiser is looked at: on XLA a move makes new parameters.
-    replaced = move(model, device)
-    layout_is_a_guess = lay_out(model, arithmetic, channels_last)
     if loss_fn is None:
         loss_fn = nn.CrossEntropyLoss()
-    if isinstance(loss_fn, nn.Module):
-        loss_fn.to(device)  # class weights are tensors, too
+    # The model moves before the optimiser is looked at: on XLA a move makes new parameters. The loss goes along: class
+    # weights are tensors, too, and some losses have parameters.
+    replaced = move(model, device, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
+    layout_is_a_guess = lay_out(model, arithmetic, channels_last)
     reduction = getattr(loss_fn, "reduction", "mean")
     if reduction == "none":
         raise UsageError(

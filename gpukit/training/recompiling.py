@@ -1,5 +1,6 @@
 """Whether XLA compiles a new program in each step or waits for values in each step, and what to change."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class XLAWatch:
     def start_epoch(self) -> None:
         self._start = xla_counts(self.device)
         self._calls = cpu_operations(self.device)
-        self._shapes: set[tuple] = set()
+        self._shapes: Counter[tuple] = Counter()
         self._sizes: list[int] = []
         self._steps = self._own_reads = 0
 
@@ -34,7 +35,8 @@ class XLAWatch:
         """Note the shapes of the batch of a step that now begins."""
         if self._start is not None:
             self._steps += 1
-            self._shapes.add(shapes(batch))
+            self._latest = shapes(batch)
+            self._shapes[self._latest] += 1
             self._sizes = [*self._sizes[-1:], sample_count(batch)]
 
     def own_read(self) -> None:
@@ -55,10 +57,11 @@ class XLAWatch:
             self._tell(
                 "programs",
                 f"XLA compiled {found.compilations} programs in {self._steps} steps, in {found.compile_seconds:.1f} s, "
-                f"and will go on: {why}",
+                f"and goes on as long as something is new: {why}",
             )
         reads = found.reads - self._own_reads
-        if reads > most:
+        # An operation that runs on the CPU reads its inputs: it is named at the epoch's end, and is the one to change.
+        if reads > most and not self._on_cpu():
             self._tell(
                 "reads",
                 f"{reads} values were read from the device in {self._steps} steps: each read, such as loss.item(), "
@@ -70,22 +73,25 @@ class XLAWatch:
         if self._start is None:
             return None
         self.check()
-        if len(self._shapes) == 2 and len(set(self._sizes)) == 2:
-            usual, last = self._sizes
+        usual, last = self._sizes if len(self._sizes) == 2 else (0, 0)
+        if len(self._shapes) == 2 and self._shapes[self._latest] == 1 and last < usual:
             self._tell(
                 "last batch",
                 f"the last batch has {last} samples instead of {usual}: XLA compiles its step once more for that size; "
                 "drop_last=True in the loader leaves it out",
             )
-        calls = cpu_operations(self.device)
-        names = sorted(name for name, count in calls.items() if count > self._calls.get(name, 0))
-        if names:
+        if names := self._on_cpu():
             self._tell(
                 "operations",
                 f"XLA has no {', '.join(names)}: each call ends the program and runs on the CPU; replace it, or keep "
                 "it out of the step",
             )
         return xla_counts(self.device).since(self._start)
+
+    def _on_cpu(self) -> list[str]:
+        """The operations that ran on the CPU in this epoch."""
+        calls = cpu_operations(self.device)
+        return sorted(name for name, count in calls.items() if count > self._calls.get(name, 0))
 
     def _tell(self, topic: str, line: str) -> None:
         if topic not in self._told:

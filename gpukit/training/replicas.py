@@ -14,7 +14,7 @@ class Replicas:
     """The processes that `torch_xla.launch` started, of which this is one; anywhere else this one alone.
 
     The averaging is torch_xla's own (`reduce_gradients`: a sum over the processes by 1/count). gpukit's developers have
-    not run it on a TPU, and torch_xla's CPU client cannot run it at all.
+    not run it on a TPU, and torch_xla's CPU client hangs in it.
     """
 
     def __init__(self, device: torch.device):

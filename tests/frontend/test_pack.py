@@ -214,6 +214,15 @@ def test_a_copy_that_somebody_changed_is_neither_used_nor_overwritten(carried, t
     assert changed.read_text() == "__version__ = 'changed'"
 
 
+def test_the_copy_that_was_unpacked_beside_a_changed_one_serves_again(carried, tmp_path):
+    run(carried.source, tmp_path)
+    cache = tmp_path / "home/.cache/gpukit"
+    (cache / f"gpukit-{carried.checksum[:16]}" / "gpukit" / "__init__.py").write_text("changed")
+    places = [run(carried.source, tmp_path, "print(gpukit.__file__)").stdout for _ in range(3)]
+    assert len(set(places)) == 1
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_two_versions_in_one_folder_do_not_mix(tmp_path):
     for version in "1.0", "2.0":
         cell = cell_of({"gpukit/__init__.py": f"name = {version!r}".encode(), "gpukit/part.py": b"import gpukit"})
@@ -432,6 +441,15 @@ def test_ids_that_are_there_twice_are_made_different(lesson, tmp_path):
     assert ids[:-1] == [cell["id"] for cell in cells]
 
 
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 65, "a\n", 7])
+def test_an_id_that_the_format_does_not_allow_is_made_anew(lesson, tmp_path, name):
+    cells = json.loads(lesson.read_text(encoding="utf-8"))["cells"]
+    change(lesson, cells=[*cells, cells[-1] | {"id": name}])
+    (copy,), _ = pack_carrying([lesson], tmp_path / "out")
+    ids = [cell.id for cell in read(copy.path).cells]  # validated as it is read
+    assert ids[:-1] == [cell["id"] for cell in cells] and ids[-1] not in ids[:-1]
+
+
 def test_state_of_widgets_that_one_version_only_can_draw_is_left_out(lesson, tmp_path):
     notebook = json.loads(lesson.read_text(encoding="utf-8"))
     view = {"model_id": "1", "version_major": 2, "version_minor": 0}
@@ -470,6 +488,8 @@ def test_half_a_surrogate_pair_survives(lesson, tmp_path):
         ('{"nbformat": 4, "metadata": {"kernelspec": 1}, "cells": []}', "not a whole"),
         ('{"nbformat": 4, "metadata": {"kernelspec": {"language": "R"}}, "cells": []}', "notebook in R"),
         ('{"nbformat": 4, "metadata": {"language_info": {"name": "julia"}}, "cells": []}', "notebook in julia"),
+        ('{"nbformat": 4, "metadata": {"kernelspec": {"name": ""}, "language_info": {"name": "R"}}, "cells": []}', "R"),
+        ('{"nbformat": 4, "metadata": {"kernelspec": {"name": "ir", "display_name": "R"}}, "cells": []}', "in R"),
     ],
 )  # fmt: skip
 def test_what_is_no_python_notebook_of_format_4_is_refused_and_nothing_is_written(tmp_path, content, message):
@@ -519,6 +539,19 @@ def test_a_folder_that_is_none_is_refused(lesson, tmp_path, monkeypatch, folder)
 def test_a_folder_in_place_of_a_notebook_is_refused(tmp_path):
     with pytest.raises(DataError, match="is a folder"):
         pack_carrying([ROOT / "notebooks"], tmp_path)
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_data_that_a_notebook_loads_and_its_copy_lacks_are_named(with_data, tmp_path, capsys):
+    cells = [
+        nbformat.v4.new_markdown_cell('`load_dataset("falsecolour")` is not run here'),
+        nbformat.v4.new_code_cell('train, valid = gpukit.load_dataset("fashion")'),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "mine.ipynb")
+    pack_carrying([tmp_path / "mine.ipynb"], tmp_path / "out", with_data=with_data)
+    said = capsys.readouterr().out
+    assert ("mine.ipynb loads fashion.npz, which it does not carry: --with-data" in said) is not with_data
+    assert "falsecolour" not in said
 
 
 def test_more_than_kaggle_keeps_is_said(tmp_path, capsys):
@@ -669,6 +702,18 @@ def test_what_names_no_repository_is_refused(name):
         publish.find_repository(name, commit="a" * 40)
 
 
+@pytest.mark.parametrize(
+    "branch", ["", "../x", "a/../b", "a//b", "main/", ".hidden", "a b", "main\n", "x.lock", "a..b"]
+)
+def test_what_names_no_branch_is_refused(branch):
+    with pytest.raises(UsageError, match="names no branch"):
+        publish.find_repository("ada/gpukit", commit="a" * 40, branch=branch)
+
+
+def test_a_branch_with_folders_and_dots_is_one(clone):
+    assert publish.find_repository("ada/gpukit", branch="ada/v1.2_x-y").branch == "ada/v1.2_x-y"
+
+
 @pytest.mark.parametrize("commit", ["", "main", "abc1234", "g" * 40, "a" * 41, "a" * 40 + "\n"])
 def test_what_is_no_whole_commit_is_refused(commit):
     with pytest.raises(UsageError, match="no whole commit"):
@@ -742,6 +787,16 @@ def test_the_badges_open_the_copy_where_it_will_lie(clone, tmp_path):
     for bad in ("../x", "/x", "a/../../b"):
         with pytest.raises(UsageError, match="no folder inside a repository"):
             publish.path_in_repository(outside, source, bad)
+
+
+def test_the_badges_of_a_project_that_came_without_git_lead_to_its_notebooks(tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "_git", lambda *arguments: None)
+    monkeypatch.setattr("gpukit.__file__", str(tmp_path / "gpukit" / "__init__.py"))
+    source, outside = tmp_path / "notebooks" / "a.ipynb", tmp_path.parent / "elsewhere" / "a.ipynb"
+    assert publish.path_in_repository(outside, source) == "a.ipynb"  # installed, with no project around it
+    (tmp_path / "pyproject.toml").write_text("")
+    assert publish.path_in_repository(outside, source) == "notebooks/a.ipynb"
+    assert publish.path_in_repository(outside, outside) == "a.ipynb"
 
 
 def test_base64_is_what_the_text_is(carried):

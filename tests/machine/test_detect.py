@@ -232,6 +232,20 @@ MACHINES = {
         chips=(Chip("tpu", "TPU v5e", 4),),
         environ={"TPU_ACCELERATOR_TYPE": "v5litepod-16", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"},
     ),
+    "a variable of a TPU that is not there": expect(
+        chips=(), environ={"TPU_ACCELERATOR_TYPE": "v6e-1"}, files={"/dev/null": "", "/dev/vfio/vfio": ""}
+    ),
+    "a container with a TPU's node": expect(
+        chips=(Chip("tpu", "TPU v6e", 1),), environ={"TPU_ACCELERATOR_TYPE": "v6e-1"}, files={"/dev/vfio/0": ""}
+    ),
+    "a container with an old TPU's nodes": expect(
+        chips=(Chip("tpu", "TPU v4", 4),), environ={"TPU_ACCELERATOR_TYPE": "v4-8"}, files={"/dev/accel0": ""}
+    ),
+    "Colab, whatever its nodes": expect(
+        chips=(Chip("tpu", "TPU v5e", 1),),
+        environ={"TPU_ACCELERATOR_TYPE": "v5e-1", "COLAB_TPU_1VM": "1"},
+        files={"/dev/null": ""},
+    ),
     "a v3-8 by its variables": expect(chips=(Chip("tpu", "TPU v3", 4),), environ={"TPU_ACCELERATOR_TYPE": "v3-8"}),
     "a Mac with Apple silicon": expect(
         chips=(Chip("mps", "Apple M2 GPU", 1),),

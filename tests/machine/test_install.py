@@ -205,7 +205,10 @@ def test_differences_and_the_way_back_are_exact():
             "may not write",
         ),
         ("ERROR: HTTPSConnectionPool(host='x', port=443): Read timed out.", "network went away"),
-        ("ERROR: something that nobody has seen", "pip ended with status 2. pip's words: something that nobody"),
+        (
+            "ERROR: something that nobody has seen",
+            'pip ended with status 2. pip\'s words: "something that nobody has seen".',
+        ),
         ("", "pip ended with status 2."),
     ],
 )

@@ -1,8 +1,10 @@
 """Each notebook is well formed, carries its outputs, and none of the noise that tools leave in the file."""
 
+import ast
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -105,3 +107,38 @@ def test_the_lesson_ends_with_exercises_whose_answers_are_folded_and_run(noteboo
         assert re.match(r"# @title Answer \d\n", cell.source), "the title stays visible, and must not tell"
     folded = [cell for cell in notebook.cells[:start] if cell.metadata.get("jupyter", {}).get("source_hidden")]
     assert folded == []
+
+
+def variables(cell, context):
+    """The names that a cell sets (ast.Store) or reads (ast.Load), imports aside."""
+    nodes = list(ast.walk(ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell.source, flags=re.MULTILINE))))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+    return names | {node.arg for node in nodes if isinstance(node, ast.arg) and context is ast.Store}
+
+
+def test_no_lesson_reads_a_variable_of_the_first_cell_which_may_be_run_again_at_any_time(notebook):
+    first, *others = code_cells(notebook)
+    for cell in others:
+        assert not variables(first, ast.Store) & (variables(cell, ast.Load) - variables(cell, ast.Store))
+
+
+def test_the_lesson_on_tpus_goes_on_where_torch_xla_does_not_fit_torch(capsys):
+    class DeviceError(Exception):
+        pass
+
+    def setup(seed, device="auto"):
+        if device == "xla":
+            raise DeviceError("torch_xla 2.8.0 was built for torch 2.8; here is torch 2.14.1.")
+        return f"what works here, seed {seed}"
+
+    lesson = nbformat.read(ROOT / "notebooks" / "10_tpu.ipynb", as_version=4)
+    (cell,) = [cell for cell in code_cells(lesson) if "PJRT_DEVICE" in cell.source]
+    names = {
+        "gpukit": SimpleNamespace(setup=setup, errors=SimpleNamespace(DeviceError=DeviceError)),
+        "machine": SimpleNamespace(packages={"torch-xla": "2.8.0"}),
+        "os": SimpleNamespace(environ={}),
+        "tpus": [],
+    }
+    exec(cell.source, names)
+    assert names["runtime"] == "what works here, seed 0"
+    assert "no XLA device: torch_xla 2.8.0 was built for torch 2.8" in capsys.readouterr().out

@@ -73,13 +73,34 @@ def test_reads_of_the_loop_itself_do_not_count(counts, capsys):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"), [([8, 8, 8, 5], True), ([8, 8, 8], False), ([8], False), ([8, 5, 8], False), ([8, 5], True)]
+    ("sizes", "said"),
+    [
+        ([8, 8, 8, 5], True),
+        ([8, 5], True),
+        ([8, 8, 8], False),
+        ([8], False),
+        ([8, 5, 8], False),
+        ([5, 5, 8], False),  # the last is the larger one
+        ([8, 5, 8, 5], False),  # two sizes that take turns
+    ],
+    ids=str,
 )
 def test_only_a_last_batch_that_is_short_is_called_that(sizes, said, counts, capsys):
     watch = XLAWatch(XLA)
     run(watch, sizes)
     watch.end_epoch()
-    assert ("last batch has 5 samples instead of 8" in capsys.readouterr().out) is said
+    out = capsys.readouterr().out
+    assert ("last batch has 5 samples instead of 8" in out) is said
+    assert ("last batch" in out) is said
+
+
+def test_reads_are_not_called_such_where_an_operation_on_the_cpu_made_them(counts, capsys):
+    watch = XLAWatch(XLA)
+    run(watch, [8] * 20)
+    counts["now"], counts["calls"] = XLACounts(3, 1.0, 40), {"linalg_eig": 20}
+    watch.end_epoch()
+    said = capsys.readouterr().out
+    assert "XLA has no linalg_eig" in said and "values were read" not in said
 
 
 def test_operations_that_ran_on_the_cpu_are_named_if_they_ran_in_the_epoch(counts, capsys):

@@ -1,4 +1,4 @@
-"""Several XLA processes. torch_xla's part is made up here: its CPU client cannot run what they exchange."""
+"""Several XLA processes. torch_xla's part is made up here: its CPU client hangs in what they exchange."""
 
 import sys
 import types

@@ -156,6 +156,48 @@ def test_an_optimiser_from_before_the_move_is_named_with_the_fix():
         on("xla", model, batches(2), optimizer=sgd(model.parameters()))
 
 
+def test_an_optimiser_that_holds_a_part_from_before_the_move_is_named_too():
+    model = network()
+    model[2].to("xla")
+    with pytest.raises(TrainingError, match="from before the move to xla:0"):
+        on("xla", model, batches(2), optimizer=sgd(model.parameters()))
+
+
+def test_an_optimiser_that_holds_the_losss_parameters_from_before_the_move_is_named_too():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, output, target):
+            return nn.functional.cross_entropy(output * self.scale, target)
+
+    model, loss = network().to("xla"), Scaled()
+    both = [*model.parameters(), *loss.parameters()]
+    with pytest.raises(TrainingError, match=r"from before the move to xla:0.*or of the loss"):
+        on("xla", model, batches(2), loss_fn=loss, optimizer=sgd(both))
+    # It is on the device now: an optimiser made from here on trains it.
+    on("xla", model, batches(2), loss_fn=loss, optimizer=sgd([*model.parameters(), *loss.parameters()]))
+    assert abs(loss.scale.item() - 0.5) > 1e-5
+
+
+def test_a_gradient_hook_works_on_as_on_the_cpu():
+    model, reference = network(), network()
+    for each in (model, reference):
+        each[0].weight.register_hook(lambda gradient: 3 * gradient)
+    on("xla", model, batches(3), optimizer=sgd)
+    on("cpu", reference, batches(3), optimizer=sgd)
+    assert difference(model, reference) < 1e-5
+
+
+def test_a_lazy_model_takes_its_shape_from_the_first_batch():
+    gpukit.seed_everything(0)  # the weights are drawn on the device
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(4))
+    history = on("xla", model, batches(4), epochs=3, optimizer=sgd)
+    assert model[0].weight.shape == (8, 12) and model[0].weight.device.type == "xla"
+    assert history.epochs[-1].train_loss < history.epochs[0].train_loss
+
+
 def test_an_optimiser_made_after_the_move_trains():
     model = network().to("xla")
     before = copy.deepcopy(model)
@@ -212,6 +254,14 @@ def test_an_operation_that_xla_lacks_is_named(capsys):
 
     on("xla", network(), batches(3), optimizer=sgd, loss_fn=loss)
     assert "XLA has no nonzero" in capsys.readouterr().out
+
+
+def test_what_an_operation_on_the_cpu_reads_is_not_called_a_read_of_the_loss(capsys):
+    model = network()
+    nn.utils.parametrizations.weight_norm(model[0])
+    on("xla", model, batches(12), optimizer=sgd)
+    said = capsys.readouterr().out
+    assert "XLA has no _weight_norm_interface" in said and "loss.item()" not in said
 
 
 def test_no_deprecated_call_of_torch_xla_is_made():
@@ -275,3 +325,9 @@ def test_full_fp32_is_asked_for_while_a_run_lasts_and_put_back_after():
     on("xla", network(), batches(1), optimizer=sgd, loss_fn=loss)
     assert seen == ["highest"]
     assert backends.get_mat_mul_precision() == before == "default"
+
+
+def test_whole_notebooks_run_on_xla_where_the_environment_says_so(monkeypatch):
+    """The lane sets GPUKIT_DEVICE=xla: without this, its notebooks would run on the CPU unnoticed."""
+    monkeypatch.setenv("GPUKIT_DEVICE", "xla")
+    assert gpukit.setup().device == "xla:0"
