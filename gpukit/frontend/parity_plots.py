@@ -53,7 +53,10 @@ def _panel(axes, entry: DeviceParity, named: bool) -> None:
     axes.plot(places, shown([layer.total_error for layer in layers]), color=BLUE, linewidth=1, label="since the batch")
     sound = [layer.verdict in ("rounding", "random", "known") for layer in layers]
     own = shown([layer.error for layer in layers])
-    for good, colour, marker, label in ((True, BLUE, "o", "the module's own"), (False, ORANGE, "D", "no rounding")):
+    for good, colour, marker, label in (
+        (True, BLUE, "o", "the module's own"),
+        (False, ORANGE, "D", "more than rounding"),
+    ):
         points = [(place, value) for place, value, ok in zip(places, own, sound, strict=True) if ok is good]
         if points:
             axes.plot(*zip(*points, strict=True), marker, color=colour, markersize=4, label=label)

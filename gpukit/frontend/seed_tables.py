@@ -105,7 +105,7 @@ def verdict(difference: Difference) -> str:
         return f"there is no difference ({figures})"
     times = f"{difference.ratio:.2g}" if difference.ratio < 10 else f"{difference.ratio:.0f}"
     if difference.beyond_chance:
-        how = f"{times} times the spread between seeds" if difference.spread else "and no seed changes it"
+        how = f"{times} times the spread between seeds" if difference.spread else "the same with every seed"
         said = f"the difference of {size} is {how}: not chance ({figures}"
         if difference.least_p > difference.level:
             said += f"; so few seeds cannot give a smaller p, but {_welch(difference)}"

@@ -31,6 +31,12 @@ def copy_model(model: nn.Module, device: torch.device, wide: torch.dtype | None 
             "Lazy modules make them at their first batch.",
             "Call the model on a batch once, then compare.",
         )
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise UsageError(
+            "The model has weights without values.",
+            "It was built on the device meta, which holds shapes only.",
+            'Load its weights: model.to_empty(device="cpu"), then model.load_state_dict(...).',
+        )
     try:
         with torch.no_grad():
             new = copy.deepcopy(model)

@@ -33,6 +33,7 @@ _SENTENCES = {
     "optimiser": "{group} used {value}, {other} {first}",
     "optimiser_steps": "{group} took {value} optimiser steps, {other} {first}",
     "learning_rate": "{group} began with a learning rate of {value}, {other} with {first}",
+    "last_learning_rate": "{group} ended with a learning rate of {value}, {other} with {first}",
     "parameters": "the optimiser held {value} parameters in {group}, {first} in {other}",
     "without_gradient": "{value} of the optimiser's parameters had no gradient in {group}, {first} in {other}",
     "dtype": "the parameters were {value} in {group}, {first} in {other}",
@@ -87,6 +88,6 @@ def oddities(runs: Mapping[tuple[str, int], Work], groups: Iterable[str]) -> tup
 def _shown(field: str, value: Any) -> str:
     if field == "initial_weights":
         return value[:8] or "none"
-    if field == "learning_rate":
+    if field in ("learning_rate", "last_learning_rate"):
         return ", ".join(f"{rate:g}" for rate in dict.fromkeys(value)) or "none"
     return f"{value:,}" if isinstance(value, int) else str(value)

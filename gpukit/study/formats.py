@@ -1,5 +1,6 @@
 """In which formats a device stores what it computes."""
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpukit.study.nested import tensors_in
 from gpukit.study.operations import UNIT_ROUNDOFF, outputs
 from gpukit.study.randomness import SharedDraws
 from gpukit.study.trace import Call, Trace
@@ -44,15 +46,29 @@ class Formats:
 class NotingFormats(TorchDispatchMode):
     """A device's run: random numbers are shared, and it is noted in which format each operation stores."""
 
-    def __init__(self, trace: Trace, draws: SharedDraws, formats: Formats):
+    def __init__(self, trace: Trace, draws: SharedDraws, formats: Formats, device: torch.device):
         super().__init__()
-        self.trace, self.draws, self.formats = trace, draws, formats
+        self.trace, self.draws, self.formats, self.device = trace, draws, formats, device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if self.device.type == "xla" and not any(t.device.type == "xla" for t in tensors_in((args, kwargs))):
+            with _views_written_through():
+                return self._run(func, args, kwargs)
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if self.draws.is_random(func, args, kwargs):
             return self.draws.draw(self.trace.current, func, args, kwargs)
         out = func(*args, **kwargs)
         if self.formats.low is not None and not func.is_view:
             self.formats.note(self.trace.current, func._schema.name.split("::")[-1], out)
         return out
+
+
+def _views_written_through() -> contextlib.AbstractContextManager:
+    """Lets a new XLA tensor know its views, so that what is written into them arrives.
+
+    torch_xla wraps each new tensor for that (functionalization); inside a dispatch mode it is switched off.
+    """
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.Functionalize, False)

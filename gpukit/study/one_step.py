@@ -49,7 +49,7 @@ class Step:
     unshared   calls with random numbers of their own; `drawn`: calls with shared ones; `products`: with products
     casts      calls whose own code rounds to half precision, with its unit roundoff
     calls      how often each module was called; `types`: its class
-    running    batch norm's running variances before the step, each with its momentum
+    running    running variances before the step, each with its momentum and the dimensions that it is taken over
     """
 
     record: Record
@@ -85,12 +85,15 @@ def on_device(work: Work, device: torch.device, precision: Precision) -> Step:
         recorder = Recorder()
         trace = Trace(model, recorder.visit, recorder.again)
         draws = SharedDraws(work.seed)
-        mode = NotingFormats(trace, draws, formats)
+        mode = NotingFormats(trace, draws, formats, device)
         loss_fn = copy_loss(work.loss_fn, device)
         batch = copy_values((work.inputs, work.target), device)
         optimizer = copy_optimizer(work.optimizer, work.model, model, work.renamed)
         with precision.applied():
-            _run(work, _Setting(model, loss_fn, batch, optimizer, trace, draws, recorder, mode), precision, scale)
+            setting = _Setting(model, loss_fn, batch, optimizer, trace, draws, recorder, mode)
+            # What torch.set_default_device chose counts on that device only.
+            with device if torch.get_default_device().type == device.type else CPU:
+                _run(work, setting, precision, scale)
             backend.synchronize(device)
             record = recorder.record
             record.to_reference(scale)
@@ -131,8 +134,9 @@ def on_reference(
     if formats is not None and leader is None:
         # Half precision rounds a weight once, the same way for every use of it.
         _perturb_weights(model, formats, generator)
-    precision = Precision("fp32", "cpu")
-    _run(work, _Setting(model, loss_fn, batch, optimizer, trace, draws, recorder, mode), precision, leader=leader)
+    setting = _Setting(model, loss_fn, batch, optimizer, trace, draws, recorder, mode)
+    with CPU:
+        _run(work, setting, Precision("fp32", "cpu"), leader=leader)
     recorder.record.to_reference(1.0)
     return Step(
         recorder.record,
@@ -146,12 +150,15 @@ def on_reference(
     )
 
 
-def _running_variances(model: nn.Module) -> dict[str, tuple[torch.Tensor, float | None]]:
-    """(value before the step, momentum) of each batch norm's running variance."""
+def _running_variances(model: nn.Module) -> dict[str, tuple[torch.Tensor, float | None, int]]:
+    """Of each normalisation's running variance: its value before the step, its momentum, and from which dimension of
+    the input on it is taken: batch norm's over samples and pixels, instance norm's over pixels, meaned over samples.
+    """
+    per_sample = nn.modules.instancenorm._InstanceNorm
     return {
-        f"{name}.running_var": (module.running_var.clone(), module.momentum)
+        f"{name}.running_var": (module.running_var.clone(), module.momentum, 2 if isinstance(module, per_sample) else 0)
         for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_var is not None
     }
 
 
@@ -160,7 +167,9 @@ def _perturb_weights(model: nn.Module, formats: Formats, generator: torch.Genera
     unit = max(UNIT_ROUNDOFF[formats.low or torch.float32], formats.products)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            noise = torch.empty(parameter.shape, dtype=parameter.dtype).uniform_(-unit, unit, generator=generator)
+            noise = torch.empty(parameter.shape, dtype=parameter.dtype, device=CPU).uniform_(
+                -unit, unit, generator=generator
+            )
             parameter.addcmul_(parameter, noise)
 
 
@@ -220,7 +229,10 @@ def _set_gradient(parameter: nn.Parameter, scale: float, leader: Record | None, 
     if leader is not None:
         theirs = leader.tensors.get(Key("parameter gradient", name))
         fitting = theirs is not None and theirs.shape == parameter.shape
-        parameter.grad = theirs.to(parameter.dtype, copy=True) if fitting else None
+        theirs = theirs.to(parameter.dtype, copy=True) if fitting else None
+        if fitting and parameter.grad is not None and parameter.grad.is_sparse:
+            theirs = theirs.sparse_mask(parameter.grad.coalesce())
+        parameter.grad = theirs
     elif scale != 1.0 and parameter.grad is not None:
         parameter.grad.div_(scale)
 

@@ -51,7 +51,7 @@ def terms(name: str, args: tuple) -> float:
     The root of it is the probabilistic bound on what the order costs, in unit roundoffs (Higham and Mary, "A New
     Approach to Probabilistic Rounding Error Analysis", 2019, theorem 3.1); devices that add in blocks stay far below.
     """
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex())]
     if name in ("sum", "mean"):
         dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) and args[1] else range(tensors[0].dim())
         return _of_equal_terms(math.prod(tensors[0].shape[dim] for dim in dims))
@@ -73,7 +73,9 @@ def _of_equal_terms(terms: float) -> float:
 def _terms_of_convolution(args: tuple) -> tuple[float, float, float]:
     gradient, weight = args[0], args[2]
     spread = gradient.shape[0] * math.prod(gradient.shape[2:])
-    return weight.numel() / max(1, weight.shape[1]), spread, _of_equal_terms(spread)
+    # A kernel's gradient, too, is a sum over all pixels of the batch. For pictures and behind a ReLU its terms are
+    # alike, and partial sums grow with their number.
+    return weight.numel() / max(1, weight.shape[1]), _of_equal_terms(spread), _of_equal_terms(spread)
 
 
 def _terms_of_batch_norm(args: tuple) -> tuple[float, float, float]:

@@ -1,5 +1,6 @@
 """Do two devices compute the same training step, and if not, where do they part?"""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpukit.errors import TrainingError, UsageError
-from gpukit.machine import backend, probe
-from gpukit.machine.check import Check
+from gpukit.errors import TrainingError
+from gpukit.machine import backend
 from gpukit.machine.seeds import check_seed
 from gpukit.study import words
+from gpukit.study.asked import check_arguments, runs_asked
 from gpukit.study.coarser import coarser_format
 from gpukit.study.one_step import OptimizerArgument, Step, StepFailed, Work, on_device, on_reference
 from gpukit.study.parity_report import DeviceParity, Measured, ParityReport
@@ -62,8 +63,8 @@ def compare_devices(
     Raises UsageError or DataError for what cannot be compared, DeviceError for a device that does not work, and
     TrainingError where the model does not even run on the CPU. What a device raises is told in its entry.
     """
-    _check(model, against)
     inputs, target = split_batch(batch)
+    check_arguments(model, against, loss_fn, target)
     other = model if against is None else against
     work = Work(
         model=model,
@@ -75,10 +76,13 @@ def compare_devices(
         seed=check_seed(seed),
         renamed=renamed(model, other),
     )
-    runs, notes = _runs(devices, precisions)
+    runs, notes = runs_asked(devices, precisions)
+    notes += words.own_formats(model)
     expected: dict[str, Step] = {}
-    # Copies made in inference mode could not have gradients.
-    with torch.inference_mode(False):
+    # Copies made in inference mode could not have gradients; the caller's autocast is none of what was asked for.
+    with torch.inference_mode(False), contextlib.ExitStack() as switched_off:
+        for kind in {"cpu", *(device.type for device, _ in runs)}:
+            switched_off.enter_context(torch.autocast(kind, enabled=False))
         wide, reference = _reference(work, notes)
         entries = tuple(_compare(work, device, name, reference, wide, expected) for device, name in runs)
     return ParityReport(
@@ -90,44 +94,6 @@ def compare_devices(
         differences=differences(model, work.against),
         notes=tuple(notes),
     )
-
-
-def _check(model: Any, against: Any) -> None:
-    for what, given in (("model", model), ("against", against)):
-        if not isinstance(given, nn.Module) and not (what == "against" and given is None):
-            raise UsageError(
-                f"{what} is a {type(given).__name__}, not a torch.nn.Module.", "", "Pass an instance: SmallCNN()."
-            )
-    if against is model:
-        raise UsageError(
-            "against is the model itself.", "", "Leave it out to compare devices, or pass the other model."
-        )
-
-
-def _runs(devices: Any, precisions: Any) -> tuple[list[tuple[torch.device, str]], list[str]]:
-    """(device, precision) of every run, the devices' order kept, and what was left out."""
-    automatic = isinstance(devices, str) and devices == "auto"
-    names = [devices] if isinstance(devices, str | torch.device) else list(devices)
-    checks: list[Check] = []
-    if automatic:
-        checks = [check for check in probe.check_devices() if check.works]
-    else:
-        checks = [probe.check_device(str(probe.resolve_device(name))) for name in names]
-    asked = [precisions] if isinstance(precisions, str) else list(precisions)
-    runs, notes = [], []
-    for check in checks:
-        for name in asked:
-            if name == "auto":
-                found = [p for p, precision in check.precisions.items() if precision.works]
-            elif automatic and name in check.precisions and not check.precisions[name].works:
-                notes.append(f"{check.device} was left out in {name}: {check.precisions[name].reason}")
-                continue
-            else:
-                found = [probe.choose_precision(check, name)[0]]
-            runs += [(torch.device(check.device), p) for p in found if (torch.device(check.device), p) not in runs]
-    if not runs:
-        raise UsageError("There is nothing to compare.", "; ".join(notes), "Name a device and a precision it has.")
-    return runs, notes
 
 
 def _reference(work: Work, notes: list[str]) -> tuple[torch.dtype, Step]:
@@ -182,7 +148,7 @@ def _following(work: Work, step: Step, wide: torch.dtype) -> Comparison:
     while len(comparison.draws) < MOST_DRAWS:
         number = len(comparison.draws) + 1
         comparison.draws.append(on_reference(work, step.record, step.formats, number, wide))
-        if not any(measured.verdict == "parts" for _, measured in everything(comparison)):
+        if not any(measured.verdict in BAD for _, measured in everything(comparison)):
             break
     return comparison
 
@@ -238,7 +204,7 @@ def _total(call: Call, device: Step, reference: Step, perturbed: Step) -> tuple[
             or theirs is None
             or noisy is None
             or not ours.is_floating_point()
-            or ours.shape != theirs.shape
+            or not ours.shape == theirs.shape == noisy.shape
         ):
             continue
         errors += distance(ours, theirs) ** 2

@@ -125,7 +125,7 @@ class ParityReport:
         """What was found, in a sentence."""
         bad = [entry for entry in self.entries if not entry.sound]
         if bad:
-            more = f" ({len(bad)} of {len(self.entries)} comparisons part.)" if len(self.entries) > 1 else ""
+            more = f" ({len(bad)} of {len(self.entries)} comparisons are not sound.)" if len(self.entries) > 1 else ""
             return bad[0].sentence + more
         if self.differences:
             return self.differences[0].detail

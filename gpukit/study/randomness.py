@@ -62,7 +62,8 @@ class SharedDraws:
         name = func._schema.name.split("::")[-1]
         seed = zlib.crc32(f"{self.seed} {call.module} {call.number} {self._numbers[call]}".encode())
         self._numbers[call] += 1
-        kwargs = {key: value for key, value in kwargs.items() if key != "generator"}
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": torch.default_generator}
         self.drawn.add(call)
         with _cpu_seeded(seed):
             if name == "native_dropout":
@@ -85,7 +86,7 @@ class SharedDraws:
                 return numbers.to(like.device, dtype)
         self.drawn.discard(call)
         self.unshared.add(call)
-        return func(*args, **kwargs)
+        return func(*args, **{key: value for key, value in kwargs.items() if key != "generator"})
 
 
 class Unfused(TorchFunctionMode):

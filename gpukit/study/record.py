@@ -54,6 +54,8 @@ def to_wide(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor on the CPU; real numbers as float64, complex ones as complex128."""
     # To the CPU first: Apple's GPU has no float64.
     tensor = tensor.detach().to("cpu")
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()  # an embedding's gradient may be sparse
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
@@ -109,7 +111,9 @@ class _Pass(torch.autograd.Function):
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an ordinary dense one: sparse, quantised and nested ones pass unrecorded."""
+    """Whether a tensor is an ordinary dense one: sparse, quantised, nested and vmap's ones pass unrecorded."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
     return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 

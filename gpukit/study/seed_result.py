@@ -119,9 +119,9 @@ class SeedStudy:
                 found.append(f"{summary.group}: every seed gave the same value; does the training use its seed?")
             if summary.not_finite:
                 count = summary.not_finite
-                runs = "1 run" if count == 1 else f"{count} runs"
+                runs, are = ("1 run", "is") if count == 1 else (f"{count} runs", "are")
                 found.append(
-                    f"{summary.group}: {runs} gave no finite {self.metric}, and are left out of the statistics"
+                    f"{summary.group}: {runs} gave no finite {self.metric}, and {are} left out of the statistics"
                 )
         return tuple(found)
 

@@ -48,7 +48,7 @@ def seed_study(
                settings does not go on from it
     progress   whether a bar is shown
 
-    While a run goes on, its optimiser steps, samples, learning rate, batch size and initial weights are taken down
+    While a run goes on, its optimiser steps, samples, learning rates, batch size and initial weights are taken down
     (`study.mismatches` says what differs between groups). Ctrl-C ends the study: the runs so far
     are returned, and `stopped` says so.
 
@@ -155,9 +155,9 @@ def _check_metric(run: SeedRun, metric: str, others: Iterable[SeedRun]) -> None:
 
 
 def _groups(train: Any, devices: Any) -> tuple[dict[str, Train], dict[str, torch.device], tuple[str, ...]]:
-    if isinstance(devices, str | torch.device):
-        devices = [devices]
-    names = list(devices)
+    names = list(devices) if isinstance(devices, Iterable) and not isinstance(devices, str) else [devices]
+    if not all(isinstance(name, str | torch.device) for name in names):
+        raise UsageError(f"devices is {devices!r}.", "They go by their names.", 'Give for example ("cpu", "cuda").')
     variants = isinstance(train, Mapping)
     if variants:
         # ("cpu", "auto") is the default for devices; variants run on the best of them.

@@ -65,10 +65,15 @@ def compare_groups(first: Sequence[float], second: Sequence[float], comparisons:
     not differ. Its smallest p is 2 over the number of ways: 0.1 for three runs against three, whatever they show.
     There, `beyond_chance` asks for that smallest p and for Welch's t test at 0.01, which takes the spread for normal.
 
+    Equal means are not all that exchanging takes: where one group varies ten times as much as the other, 8 to 9 % of
+    simulated studies of 4 to 6 runs a side call equal means beyond chance; with equal spreads it is 5 % or fewer, of
+    normal and of lognormal runs.
+
     The interval is the expanded percentile bootstrap (Hesterberg 2015, "What teachers should know about the
-    bootstrap", section 3.3): the plain percentile interval is too narrow for few runs, so its level is raised by what
-    Student's t asks for. In simulated normal runs it covers the truth in 89 % of studies of 3 seeds, 94 % of 5 and
-    96 % of 8 (the plain one: 81 %, 89 %, 91 %). Where p and interval disagree, p decides.
+    bootstrap", arXiv 1411.5279): the plain percentile interval is too narrow for few runs, so its level is raised by
+    what Student's t asks for, here with the degrees of freedom of both groups together. In simulated normal runs it
+    covers the truth in 89 % of studies of 3 seeds, 94 % of 5 and 96 % of 8 (the plain one: 81 %, 89 %, 91 %).
+    Where p and interval disagree, p decides.
     """
     first, second = [float(value) for value in first], [float(value) for value in second]
     if min(len(first), len(second)) < 2 or not all(map(math.isfinite, first + second)):
@@ -109,15 +114,17 @@ def compare_groups(first: Sequence[float], second: Sequence[float], comparisons:
 
 def pooled_spread(first: Sequence[float], second: Sequence[float]) -> float:
     """Standard deviation around each group's own mean, of both together."""
-    squares = sum((len(group) - 1) * statistics.variance(group) for group in (first, second))
-    return math.sqrt(squares / (len(first) + len(second) - 2))
+    freedom = len(first) + len(second) - 2
+    # Not by way of squares: those of very small values are 0, of very large ones infinite.
+    return math.hypot(*(statistics.stdev(group) * math.sqrt((len(group) - 1) / freedom) for group in (first, second)))
 
 
 def welch_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Two-sided p of Welch's t test (1947), which lets each group have a spread of its own."""
-    parts = [statistics.variance(group) / len(group) for group in (first, second)]
-    t = (statistics.fmean(second) - statistics.fmean(first)) / math.sqrt(sum(parts))
-    freedom = sum(parts) ** 2 / sum(p**2 / (len(g) - 1) for p, g in zip(parts, (first, second), strict=True))
+    parts = [statistics.stdev(group) / math.sqrt(len(group)) for group in (first, second)]
+    whole = math.hypot(*parts)
+    t = (statistics.fmean(second) - statistics.fmean(first)) / whole
+    freedom = 1 / sum((p / whole) ** 4 / (len(g) - 1) for p, g in zip(parts, (first, second), strict=True))
     return float(2 * scipy_stats().t.sf(abs(t), freedom))
 
 
@@ -194,13 +201,14 @@ def detectable(runs: int, spread: float, level: float = ALPHA) -> float | None:
         return None
     if not spread:
         return 0.0
-    low, high = 0.0, spread
-    while power(runs, high, spread, level) < POWER:
+    # In spreads: halving ends there, whatever the values' size.
+    low, high = 0.0, 1.0
+    while power(runs, high, 1.0, level) < POWER:
         low, high = high, 2 * high
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if power(runs, middle, spread, level) >= POWER else (middle, high)
-    return high
+        low, high = (low, middle) if power(runs, middle, 1.0, level) >= POWER else (middle, high)
+    return high * spread
 
 
 def scipy_stats() -> Any:

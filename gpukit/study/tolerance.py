@@ -31,7 +31,7 @@ from gpukit.study.operations import (
     terms,
     written,
 )
-from gpukit.study.randomness import SharedDraws
+from gpukit.study.randomness import CPU, SharedDraws
 from gpukit.study.trace import Call, Trace
 
 # So many random numbers are kept to take errors from.
@@ -87,7 +87,12 @@ class Float64(TorchDispatchMode):
             out = func(*self._erring(func, args, kwargs, self._unit(name, stored, terms(name, args))), **kwargs)
         else:
             out = func(*args, **kwargs)
-        if noisy and self.formats.one_pass and name in ("native_batch_norm", "native_layer_norm", "native_group_norm"):
+        # The CPU takes the moments of long rows in blocks, but those of a batch with channels last one after the other.
+        moments = (
+            "native_batch_norm",
+            *(("native_layer_norm", "native_group_norm") if noisy and self.formats.one_pass else ()),
+        )
+        if noisy and name in moments:
             self._err_in_moments(name, args, out)
         if func.is_view:
             return out
@@ -123,17 +128,21 @@ class Float64(TorchDispatchMode):
         return tuple(out)
 
     def _err_in_moments(self, name: str, args: tuple, out: tuple) -> None:
-        """What is normalised also gets the error of a variance that is computed in one pass, as some devices do.
+        """What is normalised also gets the errors of its mean and variance, which are sums of terms of one sign.
 
-        The mean of squares less the square of the mean loses as many digits as the mean is larger than the spread
-        (Higham, 1.9: "Computing the sample variance").
+        Where the variance is computed in one pass, as some devices do, the mean of squares less the square of the mean
+        loses as many digits as the mean is larger than the spread (Higham, 1.9: "Computing the sample variance").
         """
         result, mean, scale = out[:3]
         if not scale.numel():
             return  # evaluation mode: nothing is computed
-        size = min(result.numel() // scale.numel(), BLOCK)
+        size = result.numel() // scale.numel()
+        if self.formats.one_pass:
+            size = min(size, BLOCK)
         unit = UNIT_ROUNDOFF[torch.float32] * math.sqrt(size) / 2
-        error = self._noise(scale, unit) * (1 + (mean * scale).square())
+        error = self._noise(scale, unit)
+        if self.formats.one_pass:
+            error = error * (1 + (mean * scale).square())
         # The mean is off by as much of the numbers' own size, which a mean near zero is small against.
         moved = self._noise(mean, unit) * (mean.square() + 1 / scale.square()).sqrt()
         if name == "native_batch_norm" and args[4] is not None:
@@ -182,7 +191,7 @@ class Float64(TorchDispatchMode):
 
     def _with_errors(self, value: Any, unit: float) -> Any:
         if isinstance(value, torch.Tensor) and self._real(value):
-            return value.addcmul(value, self._noise(value, unit))
+            return value * (1 + self._noise(value, unit))  # what is infinite stays so
         return value
 
     def _perturb(self, tensors: list[torch.Tensor], unit: float, stored: torch.dtype) -> None:
@@ -191,7 +200,7 @@ class Float64(TorchDispatchMode):
             if id(tensor) in done or not self._real(tensor):
                 continue
             done.add(id(tensor))
-            tensor.addcmul_(tensor, self._noise(tensor, unit))
+            tensor.mul_(1 + self._noise(tensor, unit))
             if stored == torch.float16:
                 scale = self.formats.gradient_scale if self.trace.backward else 1.0
                 tensor.add_(self._noise(tensor, FP16_UNDERFLOW / scale))
@@ -204,12 +213,12 @@ class Float64(TorchDispatchMode):
         size = like.numel()
         unit = unit if self.wide == torch.float64 else 4 * unit
         if size > POOL:
-            return torch.empty(like.shape, dtype=self.wide).uniform_(-unit, unit, generator=self.generator)
-        start = int(torch.randint(POOL - size + 1, (1,), generator=self.generator))
+            return torch.empty(like.shape, dtype=self.wide, device=CPU).uniform_(-unit, unit, generator=self.generator)
+        start = int(torch.randint(POOL - size + 1, (1,), generator=self.generator, device=CPU))
         return _pool(self.wide)[start : start + size].view(like.shape) * unit
 
 
 @functools.cache
 def _pool(dtype: torch.dtype) -> torch.Tensor:
     """Numbers from -1 to 1 to take errors from, at places drawn by chance: making new ones takes half of a run."""
-    return torch.empty(POOL, dtype=dtype).uniform_(-1, 1, generator=torch.Generator(device="cpu").manual_seed(0))
+    return torch.empty(POOL, dtype=dtype, device=CPU).uniform_(-1, 1, generator=torch.Generator(CPU).manual_seed(0))

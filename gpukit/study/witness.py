@@ -28,6 +28,7 @@ class Work:
     optimiser              the optimisers' classes
     optimiser_steps        steps of all optimisers together; those that loss scaling left out do not count
     learning_rate          of each group of parameters, at the first step
+    last_learning_rate     the same after the last step: another schedule mostly ends elsewhere
     parameters             numbers that the optimisers hold
     without_gradient       of these, how many had no gradient at the first step: they are not trained
     dtype                  of the parameters
@@ -42,6 +43,7 @@ class Work:
     optimiser: str
     optimiser_steps: int
     learning_rate: tuple[float, ...]
+    last_learning_rate: tuple[float, ...]
     parameters: int
     without_gradient: int
     dtype: str
@@ -81,6 +83,7 @@ class Witness:
             optimiser=", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self._seen.values())) or "none",
             optimiser_steps=self._steps,
             learning_rate=tuple(self._rates),
+            last_learning_rate=tuple(rate for optimizer in self._seen.values() for rate in rates(optimizer)),
             parameters=self._parameters,
             without_gradient=self._without,
             dtype=", ".join(sorted(self._dtypes)) or "none",
@@ -108,9 +111,8 @@ class Witness:
         self._open = []
 
     def _note_start(self, optimizer: torch.optim.Optimizer) -> None:
+        self._rates += rates(optimizer)
         for group in optimizer.param_groups:
-            if "lr" in group:
-                self._rates.append(float(group["lr"]))
             for parameter in group["params"]:
                 self._parameters += parameter.numel()
                 self._dtypes[str(parameter.dtype).removeprefix("torch.")] += 1
@@ -148,6 +150,11 @@ class Witness:
             self._open.append((count, module.training))
         else:
             self._evaluated[module.training] += count
+
+
+def rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    """The learning rate of each group of parameters, now."""
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
 
 
 @contextlib.contextmanager

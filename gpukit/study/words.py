@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 from gpukit.study.nested import tensors_in
 from gpukit.study.one_step import Step, StepFailed
+from gpukit.study.operations import LOW
 from gpukit.study.parity_report import DeviceParity, Measured
 from gpukit.study.parting import Comparison
 from gpukit.study.record import Key
@@ -18,6 +21,12 @@ def batch(inputs: Any, target: Any) -> str:
         return ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(value)) or type(value).__name__
 
     return f"input {shapes(inputs)}, target {shapes(target)}"
+
+
+def own_formats(model: nn.Module) -> list[str]:
+    """What is to be said of a model whose weights are in half precision themselves."""
+    low = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.dtype in LOW})
+    return [f"the model's own weights are {' and '.join(low)}: that rounding is allowed for, too"] if low else []
 
 
 def first_line(error: BaseException) -> str:
@@ -140,7 +149,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
         names = ", ".join(sorted(module(call) for call in unshared))
         yield f"random numbers of their own, not compared: {names}"
     if base.drawn:
-        yield f"random numbers drawn on the CPU, the same for all: {len(base.drawn)} calls"
+        calls = "1 call" if len(base.drawn) == 1 else f"{len(base.drawn)} calls"
+        yield f"random numbers drawn on the CPU, the same for all: in {calls}"
     ours = {passage.point.call for passage in base.record.passages}
     theirs = {passage.point.call for passage in device.record.passages}
     for found, who in ((ours - theirs, "the model"), (theirs - ours, "the other model")):

@@ -31,7 +31,7 @@ def report():
 
 def test_the_table_begins_with_the_sentence_and_shows_what_parts(report):
     lines = str(report).splitlines()
-    assert lines[0] == "cuda:0 fp32 parts from the reference in <head> (Linear) (1 of 2 comparisons part.)"
+    assert lines[0] == "cuda:0 fp32 parts from the reference in <head> (Linear) (1 of 2 comparisons are not sound.)"
     assert lines[1] == "Net · input (2, 3), target (2,) · reference: float64 on the CPU · seed 0"
     (row,) = [line for line in lines if line.strip().startswith("<head>") and "output" in line]
     assert row.split() == ["<head>", "Linear", "output", "5.0e-01", "1.0e-06", "5e+05", "5.0e-01", "parts"]
@@ -55,10 +55,10 @@ def test_the_figure_draws_each_layers_error_and_marks_the_first_that_parts(repor
     figure = report.plot()
     first, second = figure.axes
     own = {line.get_label(): line for line in first.lines}
-    assert own["no rounding"].get_xydata().tolist() == [[12, 0.5]]
+    assert own["more than rounding"].get_xydata().tolist() == [[12, 0.5]]
     assert own["the module's own"].get_ydata()[1:] == pytest.approx([1e-8 * number for number in range(1, 12)])
     assert own["parts first (output)"].get_xdata()[0] == 12
-    assert "no rounding" not in {line.get_label() for line in second.lines}
+    assert "more than rounding" not in {line.get_label() for line in second.lines}
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "cuda:0 fp32 · Tesla T4 · parts",
         "cpu fp32 · Xeon · sound",

@@ -1,5 +1,6 @@
 """compare_devices: sound models are called sound, the model stays as it was, and what cannot be compared says why."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -97,7 +98,7 @@ def test_a_sound_model_is_called_sound_in_fp32_and_bf16(name):
 
 
 def test_fp16_with_its_loss_scaling_is_called_sound(monkeypatch):
-    monkeypatch.setattr(parity, "_runs", lambda devices, precisions: ([(torch.device("cpu"), "fp16")], []))
+    monkeypatch.setattr(parity, "runs_asked", lambda devices, precisions: ([(torch.device("cpu"), "fp16")], []))
     torch.manual_seed(0)
     (entry,) = gpukit.compare_devices(gpukit.models.SmallCNN(), images()).entries
     assert entry.verdict == "sound", entry.sentence
@@ -216,6 +217,12 @@ def written_into(s, x):
     return s.b(h.float())
 
 
+def masked_attention(s, x):
+    h = s.a(x)[None]
+    late = torch.triu(torch.ones(len(x), len(x), dtype=torch.bool), 1)
+    return s.b(s.m(h, h, h, attn_mask=late)[0][0])
+
+
 def checkpointed(s, x):
     from torch.utils.checkpoint import checkpoint
 
@@ -232,8 +239,15 @@ def checkpointed(s, x):
         Written(lambda s, x: s.b(s.c(s.a(x))), c=nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))),
         Written(checkpointed, d=nn.Dropout(0.5)),
         Written(lambda s, x: s.b((torch.fft.fft(s.a(x)) * (1 + 1j)).abs())),
+        Written(masked_attention, m=nn.MultiheadAttention(8, 2, batch_first=True)),
+        Written(
+            lambda s, x: s.b(torch.fft.irfft(torch.fft.rfft(s.a(x)) * s.c, n=8)),
+            c=nn.Parameter(torch.linspace(-1, 1, 5) * (1 + 0.5j)),
+        ),
         Written(lambda s, x: s.b(s.r(s.a(x).masked_fill(x[:, :1] > 0, float("-inf"))).exp()), r=nn.Identity()),
         Written(lambda s, x: s.b(s.a(x)).requires_grad_(), z=nn.Linear(2, 2)),
+        Written(lambda s, x: s.b(torch.func.vmap(s.a)(x))),
+        Written(lambda s, x: s.b(s.a(x) + torch.randn(8, generator=s.chance)), chance=torch.Generator().manual_seed(1)),
     ],
     ids=[
         "in place, and relied on",
@@ -243,13 +257,53 @@ def checkpointed(s, x):
         "a buffer that changes",
         "checkpointing",
         "complex",
+        "masked by infinity",
+        "a complex weight",
         "infinite on purpose",
         "an unused module",
+        "a module under vmap",
+        "a generator of its own",
     ],
 )
 def test_unusual_models_are_sound_too(model):
     report = gpukit.compare_devices(model, vectors(), devices="cpu", precisions="fp32")
     assert report.sound, report
+
+
+class Routed(nn.Module):
+    """Two experts of four for each vector: rounding decides at times which, and so the shape of what they get."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(5, 4)
+        self.experts = nn.ModuleList(nn.Linear(5, 3) for _ in range(4))
+
+    def forward(self, x):
+        shares, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            rows, place = (chosen == number).nonzero(as_tuple=True)
+            if len(rows):
+                out = out.index_add(0, rows, (expert(x[rows]) * shares[rows, place, None]).float())
+        return out
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_whose_shapes_depend_on_its_numbers_is_sound(seed, precision):
+    torch.manual_seed(seed)
+    model, batch = Routed(), (torch.randn(64, 5), torch.arange(64) % 3)
+    report = gpukit.compare_devices(model, batch, devices="cpu", precisions=precision)
+    assert report.sound, report
+
+
+def test_another_shape_is_a_fault_where_rounding_does_not_make_it():
+    torch.manual_seed(0)
+    model, batch = Routed(), (torch.randn(64, 5), torch.arange(64) % 3)
+    other = copy.deepcopy(model)
+    other.gate.forward = lambda x: F.linear(x, other.gate.weight, other.gate.bias).roll(1, 1)
+    report = gpukit.compare_devices(model, batch, devices="cpu", precisions="bf16", against=other)
+    assert not report.sound and report.first_module == "gate"
 
 
 @dataclasses.dataclass
@@ -288,6 +342,63 @@ def test_it_works_where_gradients_are_off():
     with torch.inference_mode():
         report = gpukit.compare_devices(model, batch, devices="cpu", precisions="fp32")
     assert report.sound and any(m.what == "gradient" for m in report.entries[0].others)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam], ids=["SGD", "SparseAdam"])
+def test_sparse_gradients_are_compared(optimizer):
+    model = Written(lambda s, x: s.b(s.e(x).mean(1)), e=nn.Embedding(9, 8, sparse=True))
+    batch = (torch.randint(0, 9, (6, 2)), torch.arange(6) % 3)
+    (entry,) = gpukit.compare_devices(
+        model,
+        batch,
+        devices="cpu",
+        precisions="fp32",
+        optimizer=lambda parameters: optimizer([p for p in parameters if p.shape == (9, 8)], lr=0.1),
+    ).entries
+    assert entry.sound, entry.sentence
+    assert "e.weight" in {m.parameter for m in entry.others if m.what == "gradient"}
+
+
+@pytest.mark.parametrize(
+    "around", [torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.no_grad()], ids=str
+)
+def test_what_the_caller_switched_on_changes_nothing(around):
+    model, batch = Written(lambda s, x: s.b(s.a(x))), vectors()
+    plain = gpukit.compare_devices(model, batch, devices="cpu", precisions="fp32")
+    with around:
+        report = gpukit.compare_devices(model, batch, devices="cpu", precisions="fp32")
+    assert report.sound, report
+    assert [m.error for m in report.entries[0].layers] == [m.error for m in plain.entries[0].layers]
+
+
+@pytest.mark.parametrize("stop", [ValueError("no"), KeyboardInterrupt()], ids=["an error", "Ctrl-C"])
+@pytest.mark.parametrize("place", ["model", "loss"])
+@pytest.mark.parametrize("call", [1, 2], ids=["in the reference", "on the device"])
+def test_all_stays_as_it_was_when_the_step_is_cut_short(place, stop, call):
+    seen = []
+
+    def cut_short(value):
+        seen.append(value)
+        if len(seen) >= call:
+            raise stop
+        return value
+
+    model, batch = Written(lambda s, x: s.b(cut_short(s.a(x)) if place == "model" else s.a(x))), vectors()
+    loss_fn = (lambda o, t: cut_short(F.cross_entropy(o, t))) if place == "loss" else None
+    before, states = copy.deepcopy(model.state_dict()), (random.getstate(), torch.get_rng_state())
+    with contextlib.suppress(TrainingError, KeyboardInterrupt):
+        gpukit.compare_devices(model, batch, loss_fn, devices="cpu", precisions="fp32")
+    assert seen
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+    assert states[0] == random.getstate() and torch.equal(states[1], torch.get_rng_state())
+
+
+def test_weights_in_half_precision_are_allowed_their_rounding_and_told():
+    model, (x, y) = Written(lambda s, x: s.b(s.a(x))).bfloat16(), vectors()
+    report = gpukit.compare_devices(model, (x.bfloat16(), y), devices="cpu", precisions="fp32")
+    assert report.sound and "the model's own weights are bfloat16" in report.notes[0]
 
 
 def test_numbers_that_are_not_finite_in_float64_are_the_models_own():
@@ -371,6 +482,19 @@ def test_what_cannot_be_meant_is_refused_with_a_way_out():
         gpukit.compare_devices(model, batch, nn.CrossEntropyLoss(reduction="none"), devices="cpu")
     with pytest.raises(UsageError, match="Lazy"):
         gpukit.compare_devices(nn.LazyLinear(3), batch, devices="cpu")
+    with pytest.raises(UsageError, match="meta"):
+        gpukit.compare_devices(nn.Linear(5, 3, device="meta"), batch, devices="cpu")
+    for loss_fn in ("mse", nn.MSELoss):
+        with pytest.raises(UsageError, match=r"called as loss_fn\(output, target\)"):
+            gpukit.compare_devices(model, batch, loss_fn, devices="cpu")
+    with pytest.raises(UsageError, match="no class numbers"):
+        gpukit.compare_devices(model, (batch[0], torch.randn(6, 3)), devices="cpu")
+    for wrong in (0, None, [0]):
+        with pytest.raises(UsageError, match="by their names"):
+            gpukit.compare_devices(model, batch, devices=wrong)
+    for wrong in (None, torch.bfloat16, [torch.bfloat16]):
+        with pytest.raises(UsageError, match="by their names"):
+            gpukit.compare_devices(model, batch, devices="cpu", precisions=wrong)
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(UsageError, match="none of the model's parameters"):
         gpukit.compare_devices(model, batch, optimizer=other, devices="cpu")
@@ -389,3 +513,27 @@ def test_a_report_goes_to_json_and_back(tmp_path):
     assert json.loads(json.dumps(report.to_json(), allow_nan=False))["version"] == "gpukit-parity/1"
     with pytest.raises(DataError, match="version"):
         gpukit.ParityReport.from_json({"version": "gpukit-parity/0"})
+
+
+def pictures(count):
+    train, _ = gpukit.load_dataset("falsecolour")
+    return train.inputs[:count].float() / 255, train.targets[:count].float() / 255
+
+
+@pytest.mark.parametrize("count", [8, 128])
+def test_kernel_gradients_over_very_many_pixels_are_rounding(count):
+    """A kernel's gradient adds up all pixels of the batch; of real pictures the terms are alike, and so is rounding."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 3, kernel_size=3, padding=1)
+    report = gpukit.compare_devices(model, pictures(count), nn.MSELoss(), devices="cpu", precisions="fp32")
+    assert report.sound, report.sentence
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["channels first", "last"])
+@pytest.mark.parametrize("count", [2, 16])
+def test_the_moments_of_a_batch_are_rounding_in_every_layout(count, layout):
+    """With channels last the CPU adds up mean and variance pixel by pixel, and errs more than with channels first."""
+    torch.manual_seed(0)
+    model = gpukit.models.FalseColourNet(width=8).to(memory_format=layout)
+    report = gpukit.compare_devices(model, pictures(count), nn.MSELoss(), devices="cpu", precisions="fp32")
+    assert report.sound, report.sentence

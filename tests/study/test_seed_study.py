@@ -112,6 +112,11 @@ def test_the_work_of_fit_is_seen_and_its_last_epoch_counts():
     assert study.by("train_loss").summaries[0].mean == last.train_loss
 
 
+def no_hook_is_left():
+    hooks = torch.nn.modules.module
+    return not hooks._global_forward_hooks and not hooks._global_forward_pre_hooks
+
+
 def test_what_was_seen_ends_with_the_block_also_after_an_error():
     model = nn.Linear(2, 1)
     with pytest.raises(ZeroDivisionError), watching() as witness:
@@ -119,7 +124,7 @@ def test_what_was_seen_ends_with_the_block_also_after_an_error():
         raise ZeroDivisionError
     model(torch.ones(3, 2))
     assert witness.work().samples_evaluated == 3
-    assert not torch.nn.modules.module._has_any_global_hook()
+    assert no_hook_is_left()
     assert not sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
 
 
@@ -405,7 +410,7 @@ def test_ctrl_c_ends_the_study_with_the_runs_so_far(tmp_path):
     assert study.stopped == "interrupted in cpu, seed 1"
     assert [run.seed for run in study.runs] == [0]
     assert "1 of 3 runs" in str(study)
-    assert not torch.nn.modules.module._has_any_global_hook()
+    assert no_hook_is_left()
     assert len(SeedStudy.load(tmp_path / "study.json").runs) == 1
 
 
@@ -507,3 +512,35 @@ def test_a_function_is_known_by_what_it_does_and_not_by_its_comments():
         exec(source, names)
         codes.append(_code(names["f"]))
     assert codes[0] == codes[1] != codes[2]
+
+
+def test_another_schedule_is_told_though_it_begins_alike():
+    def train(schedule):
+        def run(seed, device):
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            for _ in range(2):
+                model(torch.ones(4, 3)).sum().backward()
+                optimizer.step()
+                if schedule:
+                    decay.step()
+            return 0.5
+
+        return run
+
+    study = quiet({"flat": train(False), "falling": train(True)}, 2, "cpu")
+    assert [str(mismatch) for mismatch in study.mismatches] == [
+        "falling ended with a learning rate of 0.025, flat with 0.1"
+    ]
+
+
+@pytest.mark.parametrize("devices", [0, None, [0], ["cpu", None]])
+def test_devices_that_are_no_names_are_refused(devices):
+    with pytest.raises(UsageError, match="by their names"):
+        quiet(lambda seed, device: 1.0, 2, devices)
+
+
+def test_runs_that_do_not_vary_are_told_in_a_whole_sentence():
+    study = quiet({"a": lambda seed, device: 0.5, "b": lambda seed, device: 0.6}, 5, "cpu")
+    assert "the difference of 0.100 is the same with every seed: not chance" in study.sentences[0]

@@ -169,3 +169,15 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "scipy.stats", raising=False)
     with pytest.raises(MissingPackageError, match="pip install scipy"):
         compare_groups([1.0, 2.0], [3.0, 4.0])
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e-8, 1e8, 1e200, 1e300])
+def test_the_verdict_does_not_depend_on_the_unit(size):
+    plain = compare_groups([1.0, 1.1, 1.2, 1.05], [2.0, 2.1, 2.3, 2.05])
+    scaled = compare_groups([v * size for v in (1.0, 1.1, 1.2, 1.05)], [v * size for v in (2.0, 2.1, 2.3, 2.05)])
+    assert scaled.ratio == pytest.approx(plain.ratio)
+    assert (scaled.p, scaled.beyond_chance, scaled.runs_needed) == (plain.p, plain.beyond_chance, plain.runs_needed)
+    assert scaled.p_welch == pytest.approx(plain.p_welch)
+    for name in ("spread", "low", "high", "detectable"):
+        assert getattr(scaled, name) == pytest.approx(getattr(plain, name) * size, rel=1e-6, abs=0)

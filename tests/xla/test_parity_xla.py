@@ -72,12 +72,62 @@ def test_a_sound_model_is_called_sound_on_xla(name):
     assert report.entries[0].device == "xla:0"
 
 
-def test_a_running_variance_over_n_is_told_and_no_fault():
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, track_running_stats=True)], ids=["batch norm", "instance norm"]
+)
+def test_a_running_variance_over_n_is_told_and_no_fault(norm):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 3))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(4 * 36, 3))
     report = gpukit.compare_devices(model, (torch.randn(2, 3, 8, 8), torch.arange(2)), devices="xla", precisions="fp32")
     assert report.sound, report
-    assert any("running variance over n samples" in note for note in report.entries[0].notes)
+    assert any("running variances over n samples" in note for note in report.entries[0].notes)
+
+
+def rows_of_a_new_tensor(s, x):
+    rows = torch.zeros(len(x), 8, device=x.device)
+    rows[:, :4] = s.a(x)[:, :4]
+    rows[:, 4:].add_(1)
+    return rows
+
+
+def rows_of_random_numbers(s, x):
+    rows = torch.rand(len(x), 8, device=x.device)
+    rows[0] = 0
+    rows.view(-1).mul_(2)
+    return s.a(x) * rows
+
+
+def rows_moved_to_the_device(s, x):
+    rows = torch.eye(8).to(x.device)
+    rows[0].zero_()
+    return s.a(x) @ rows
+
+
+def rows_of_a_buffer(s, x):
+    s.kept[1:3] += s.a(x).detach()[:2]
+    return s.a(x) + s.kept
+
+
+class Rows(nn.Module):
+    def __init__(self, rows):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.register_buffer("kept", torch.zeros(6, 8))
+        self.rows = rows
+
+    def forward(self, x):
+        return self.b(self.rows(self, x))
+
+
+@pytest.mark.parametrize(
+    "rows", [rows_of_a_new_tensor, rows_of_random_numbers, rows_moved_to_the_device, rows_of_a_buffer]
+)
+def test_what_is_written_into_a_part_of_a_tensor_arrives_on_xla(rows):
+    torch.manual_seed(0)
+    report = gpukit.compare_devices(
+        Rows(rows), (torch.randn(6, 5), torch.arange(6) % 3), devices="xla", precisions="fp32"
+    )
+    assert report.sound, report
 
 
 def test_a_fault_on_xla_is_found_and_named():
