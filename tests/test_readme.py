@@ -61,5 +61,16 @@ def test_the_program_uses_names_that_gpukit_has(readme):
 
 
 def test_each_public_function_is_described(readme):
-    for name in ("detect", "setup", "seed_everything", "load_dataset", "loader", "fit", "run", "compare"):
+    for name in (
+        "detect",
+        "setup",
+        "seed_everything",
+        "load_dataset",
+        "loader",
+        "fit",
+        "run",
+        "compare",
+        "compare_devices",
+        "seed_study",
+    ):
         assert f"gpukit.{name}(" in readme
