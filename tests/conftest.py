@@ -1,12 +1,17 @@
 """What several test folders share."""
 
 import os
+import signal
 
 import pytest
 
 # Before anything imports torch, and inherited by the notebooks' kernels. Tiny shapes gain nothing from threads, and on
 # a busy machine threads that wait for one another turn seconds into minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A job in the background starts with interrupts ignored, and so would the tests that raise them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
