@@ -62,6 +62,25 @@ def terms(name: str, args: tuple) -> float:
     return 1.0
 
 
+# Losses that add up what they compute, and the argument that says whether they do.
+_REDUCTION = {
+    "mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "binary_cross_entropy": 3, "nll_loss_forward": 3,
+    "nll_loss2d_forward": 3,
+}  # fmt: skip
+
+
+def reduced(name: str, args: tuple) -> float:
+    """How many terms a loss adds up; 1 for anything else.
+
+    They have one sign. Added one after the other, the error of their sum is up to the root of their number times the
+    roundoff (partial sums grow evenly; Higham, 4.2 and 4.6).
+    """
+    place = _REDUCTION.get(name)
+    if place is None or (len(args) > place and args[place] == 0):
+        return 1.0
+    return float(max(1, args[1].numel()))
+
+
 def _of_equal_terms(terms: float) -> float:
     """The square: equal terms, such as the gradient behind average pooling, are all rounded the same way.
 

@@ -28,6 +28,7 @@ from gpukit.study.operations import (
     TERMS_BY_OUTPUT,
     UNIT_ROUNDOFF,
     outputs,
+    reduced,
     terms,
     written,
 )
@@ -102,7 +103,8 @@ class Float64(TorchDispatchMode):
                 # The model's own code rounds here, on the device as in the reference.
                 self._perturb(outputs(out), UNIT_ROUNDOFF[cast], cast)
             elif name not in EXACT:
-                self._perturb([*outputs(out), *written(func, args, kwargs)], UNIT_ROUNDOFF[stored], stored)
+                unit = max(UNIT_ROUNDOFF[stored], UNIT_ROUNDOFF[torch.float32] * math.sqrt(reduced(name, args)))
+                self._perturb([*outputs(out), *written(func, args, kwargs)], unit, stored)
             elif name == "copy_" and args[0].dtype == self.wide and stored in LOW:
                 self._perturb([args[0]], UNIT_ROUNDOFF[stored], stored)
         return out
