@@ -1,4 +1,4 @@
-"""gpukit itself as text for a notebook's cell: a zip of its files, in bzip2, in base64, with a SHA-256 sum.
+"""gpukit itself as text for a notebook's cell: a zip of its slimmed files, in bzip2, in base64, with a SHA-256 sum.
 
 All files in one bzip2 stream take half of what they take compressed one by one, and a twentieth less than in xz. Python
 may be built without either, but then torchvision cannot be imported. base64 holds no character that a notebook's
@@ -18,6 +18,7 @@ from pathlib import Path
 import gpukit
 from gpukit.errors import DataError
 from gpukit.frontend import unpack
+from gpukit.frontend.slim import slim
 
 TITLE = "# @title gpukit comes with this notebook: run this cell"
 # A line costs ten more characters in the file: its indent, its quotes, its ends.
@@ -43,7 +44,7 @@ def make_payload(with_data: bool = False) -> Payload:
     The same files give the same text. Raises DataError where the package, its licence or its data cannot be read.
     """
     package = Path(gpukit.__file__).parent
-    files = package_files(package) | {"gpukit/LICENSE": find_licence(package)}
+    files = slimmed(package_files(package)) | {"gpukit/LICENSE": find_licence(package)}
     data = data_files(package) if with_data else {}
     content = compress(files | data)
     checksum = hashlib.sha256(content).hexdigest()
@@ -70,6 +71,15 @@ def package_files(package: Path) -> dict[str, bytes]:
             "gpukit cannot be packed.", f"Its files are not to be had from {package}.", "Run gpukit from a folder."
         )
     return found
+
+
+def slimmed(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Without comments and inner docstrings. The code that unpacks is read as text, and stays as it is."""
+    whole = Path(unpack.__file__).name
+    return {
+        name: slim(content.decode()).encode() if name.endswith(".py") and not name.endswith(f"/{whole}") else content
+        for name, content in files.items()
+    }
 
 
 def data_files(package: Path) -> dict[str, bytes]:
@@ -133,8 +143,8 @@ def first_cell(content: bytes, checksum: str, has_data: bool = False) -> str:
     text = "\n".join('    """\n' + "\n".join(piece) + '\n"""' for piece in pieces)
     what = "with its data sets " if has_data else ""
     return f'''{TITLE}
-# gpukit {gpukit.__version__} (MIT licence) {what}lies compressed in the text below. The code checks the text,
-# unpacks it into a folder of its own, outside the notebook's, and imports gpukit from there.
+# gpukit {gpukit.__version__} (MIT licence) {what}lies compressed in the text below, without its comments. The code
+# checks the text, unpacks it into a folder of its own, outside the notebook's, and imports gpukit from there.
 {code.strip()}
 
 
