@@ -34,6 +34,18 @@ class TrainingError(GpukitError, RuntimeError):
     """Training cannot go on: the loss is not finite, or the optimiser does not hold the model's parameters."""
 
 
+class ExportError(GpukitError, RuntimeError):
+    """A model that cannot be taken out in the form asked for, or whose other form computes something else."""
+
+
+class ProcessError(GpukitError, RuntimeError):
+    """One of several processes has failed, or could not be started."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the failed process's own traceback is in the message, and where it was raised is not."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
 class MissingPackageError(GpukitError, ImportError):
     """An optional package is needed for what was asked."""
 

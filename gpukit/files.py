@@ -12,7 +12,7 @@ from gpukit.errors import DataError, UsageError
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> Path:
     """Write `content` to `path` so that a reader never sees a part of it. Parent folders are made."""
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     data = content.encode() if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> Path:
 
 def read_json(path: str | os.PathLike, what: str) -> Any:
     """Parse the JSON file at `path`; `what` names it in the error ("results file", "history")."""
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -44,6 +44,11 @@ def say(line: str) -> None:
         _logger().info(line)
 
 
+def silence() -> None:
+    """Say nothing below a warning from now on: of several processes only the first speaks."""
+    _logger().setLevel(logging.WARNING)
+
+
 def forget() -> None:
     """Let everything be said again. `setup()` calls it: running the first cell again starts anew."""
     _said.clear()

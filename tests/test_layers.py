@@ -109,6 +109,13 @@ def test_machine_imports_no_torch_at_module_level(path):
     assert names.isdisjoint({"torch", "torchvision", "torch_xla", "torch_tpu"})
 
 
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("deploy/*.py")), ids=lambda path: path.name)
+def test_the_exports_import_their_extras_only_when_these_are_needed(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {name.split(".")[0] for name, _ in imported(path, tree)}
+    assert names.isdisjoint({"onnx", "onnxscript", "onnxruntime", "torchao", "torch_tensorrt"})
+
+
 def test_the_reading_of_imports_misses_none():
     path = PACKAGE / "machine" / "x.py"
     inside = ast.parse("def f():\n    from gpukit.frontend import plots\n    from gpukit import fit")

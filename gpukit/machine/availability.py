@@ -1,6 +1,7 @@
 """Which devices torch could use here, and why not those that the machine has and torch cannot use."""
 
 from gpukit.machine.packages import minor
+from gpukit.machine.processes import own_candidates
 from gpukit.machine.runtime import Runtime, detect
 
 # Best first. XLA on a CPU is for tests and comes after the CPU itself.
@@ -17,7 +18,7 @@ def candidates(runtime: Runtime | None = None) -> tuple[str, ...]:
     names += _mps(runtime)
     names.append("cpu")
     names += [] if on_tpu else xla
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(own_candidates(names)))
 
 
 def why_missing(device: str, runtime: Runtime | None = None) -> tuple[str, str] | None:

@@ -25,8 +25,11 @@ def synchronize(device: "torch.device") -> None:
     """Wait until everything queued on `device` has run. A timing without this measures the queueing."""
     if device.type == "xla":
         import torch_xla
+        from torch_xla.core import xla_model
 
-        torch_xla.sync(wait=True)
+        # sync(wait=True) waits for the program that it hands over itself, and for none that was handed over before.
+        torch_xla.sync()
+        xla_model.wait_device_ops()
     elif device.type != "cpu":
         module = _module(device)
         # MPS has one device and takes no argument.
@@ -67,6 +70,31 @@ def peak_bytes(device: "torch.device") -> int | None:
         return module.driver_allocated_memory()
     peak = getattr(module, "max_memory_allocated", None)
     return peak(device) if peak is not None else None
+
+
+def allocated_bytes(device: "torch.device") -> int | None:
+    """Bytes in tensors on the device now; None where the platform does not tell, as on the CPU."""
+    if device.type == "xla":
+        import torch_xla.core.xla_model as xla_model
+
+        with contextlib.suppress(RuntimeError):
+            return xla_model.get_memory_info(device).get("bytes_used")
+        return None
+    module = _module(device)
+    if device.type == "mps":
+        return module.current_allocated_memory()
+    allocated = getattr(module, "memory_allocated", None)
+    return allocated(device) if allocated is not None else None
+
+
+def process_bytes() -> int | None:
+    """Bytes of this process in RAM, Python and its libraries among them; None where the system hides it."""
+    import psutil
+
+    try:
+        return psutil.Process().memory_info().rss
+    except (psutil.Error, OSError):
+        return None
 
 
 def _process_peak_bytes() -> int | None:

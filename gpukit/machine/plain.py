@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ def to_plain(value: Any) -> Any:
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
     return value
 
 
@@ -47,6 +50,8 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         if not isinstance(data, Mapping):
             raise _misfit(where, "an object", data)
         return {key: _build(args[1], item, f"{where}[{key!r}]") for key, item in data.items()}
+    if kind is float and data in ("nan", "inf", "-inf"):
+        return float(data)
     if kind is float and type(data) is int:
         try:
             return float(data)

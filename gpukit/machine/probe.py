@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import sys
 import time
 import warnings
 from typing import TYPE_CHECKING
@@ -57,7 +58,11 @@ def check_device(name: "str | torch.device") -> Check:
             # torch warns at length about chips it has no code for; the check says it in one line.
             warnings.simplefilter("ignore")
             _load_xla_first()
+            xla = sys.modules.get("torch_xla.core.xla_model")
+            drawn = xla.get_rng_state() if xla is not None else None  # each program moves it on
             facts = _check(device)
+            if xla is not None:
+                xla.set_rng_state(drawn)
         _checks[device] = Check(device=device, seconds=time.perf_counter() - started, **facts)
     return _checks[device]
 
@@ -162,9 +167,13 @@ def _open(name: str) -> "torch.device":
     import torch
 
     if name.startswith("xla"):
+        late = "torch_xla" not in sys.modules
         import torch_xla
 
-        return torch_xla.device()
+        device = torch_xla.device()
+        if late:  # seeds that were set before did not reach it
+            torch_xla.manual_seed(torch.initial_seed())
+        return device
     if name.startswith("cuda") and os.environ.get(CUBLAS_CONFIG) is None and not torch.cuda.is_initialized():
         # cuBLAS reads this once, at its first product, which is the one below: without it,
         # seed_everything(deterministic=True) could no longer keep its word. It costs 32 MiB of the GPU's memory.

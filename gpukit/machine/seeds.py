@@ -1,9 +1,15 @@
 """One seed for every source of random numbers, and a plain word on what a seed cannot fix."""
 
+import contextlib
+import copyreg
+import functools
+import itertools
 import operator
 import os
 import random
 import sys
+import types
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +24,9 @@ LARGEST_SEED = 2**32 - 1
 CUBLAS_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
 
+_LEAVES = (str, bytes, int, float, complex, type(None))
+# They draw from the global generators, or from what they are given.
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "torch_xla", "numpy", "gpukit"}
 # What was set before the first deterministic=True, to go back to.
 _before: dict[str, Any] | None = None
 
@@ -40,9 +49,8 @@ def check_seed(seed: int) -> int:
 def seed_everything(seed: int = 0, deterministic: bool = False) -> Seeds:
     """Seed Python, NumPy, torch and every device, and with them the shuffling and the workers of each DataLoader.
 
-    A DataLoader draws its order and the seeds of its workers from torch's generator: every worker gets a stream of its
-    own for `random`, `torch` and `np.random`. Generators that a data set carries are not reached; give the DataLoader
-    `worker_init_fn=seed_worker` for them.
+    A DataLoader draws its order and the seeds of its workers from torch's generator. Generators that a data set carries
+    are not reached; give the DataLoader `worker_init_fn=seed_worker` for them.
 
     deterministic=True also makes torch choose algorithms that give the same result every time; operations that have
     none warn when they run. It is slower. False undoes what True changed. The result says what can still differ.
@@ -91,8 +99,8 @@ def seed_worker(worker_id: int) -> None:
 
     torch seeds the global generators of `random`, `torch` and `np.random` in each worker. A generator that the data
     set holds (`self.rng = np.random.default_rng(0)`) is copied to every worker and every epoch with the same state:
-    all workers draw the same crops. Here each such generator is seeded anew from the worker's seed, in place. Looked
-    for in the data set's attributes, in lists and dicts there, and in data sets or transforms it wraps.
+    all workers draw the same crops. Each is seeded anew from the worker's seed, in place, wherever it is: in what the
+    data set holds or wraps, or among the variables that its functions use.
     Reported as pytorch/pytorch#5059.
     """
     from torch.utils.data import get_worker_info
@@ -104,34 +112,86 @@ def seed_worker(worker_id: int) -> None:
             "It seeds from the worker that it runs in.",
             "Pass it on instead: DataLoader(..., worker_init_fn=seed_worker).",
         )
-    for number, held in enumerate(_held_generators(info.dataset)):
-        _reseed(held, info.seed, number)
+    _seed_held(info.dataset, info.seed)
+
+
+def seed_for_batch(dataset: Any, seed: int) -> None:
+    """Seed a worker's generators, and those that the data set holds, for the batch that it now prepares."""
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & LARGEST_SEED)
+    _seed_held(dataset, seed)
+
+
+def _seed_held(root: Any, seed: int) -> None:
+    for number, held in enumerate(_held_generators(root)):
+        _reseed(held, seed, number)
 
 
 def _held_generators(root: Any) -> Iterator[Any]:
-    """Every random generator reachable from a data set, each once, in an order that is the same in every worker."""
-    import torch
+    """Every random generator reachable from a data set, in an order that is the same in every worker."""
+    return (thing for thing in reachable(root) if is_generator(thing))
 
-    seen, queue = {id(root)}, [root]
+
+def reachable(root: Any) -> Iterator[Any]:
+    """`root` and what can be reached from it, each once, level by level."""
+    # `seen` keeps what it saw: a temporary's id would be given to another thing.
+    seen, queue = {id(root): root}, deque([root])
     while queue:
-        thing = queue.pop(0)
-        if isinstance(thing, random.Random | torch.Generator) or _is_numpy_generator(thing):
-            yield thing
+        thing = queue.popleft()
+        yield thing
+        if is_generator(thing):
             continue
         for child in _children(thing):
-            if id(child) not in seen:
-                seen.add(id(child))
+            if id(child) not in seen and not isinstance(child, _LEAVES):
+                seen[id(child)] = child
                 queue.append(child)
+
+
+def is_generator(thing: Any) -> bool:
+    import torch
+
+    return isinstance(thing, random.Random | torch.Generator) or _is_numpy_generator(thing)
 
 
 def _children(thing: Any) -> Iterator[Any]:
     if isinstance(thing, dict):
-        yield from thing.values()
+        yield from itertools.islice(thing.values(), 256)
     elif isinstance(thing, list | tuple):
         # A list of samples is long and holds no generators; transforms come in short lists.
         yield from thing[:64]
-    elif hasattr(thing, "__dict__") and not isinstance(thing, type) and type(thing).__module__ != "builtins":
-        yield from vars(thing).values()
+    elif isinstance(thing, functools.partial):
+        yield from (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, types.MethodType):
+        yield from (thing.__self__, thing.__func__)
+    elif isinstance(thing, types.FunctionType):
+        yield from _used_by(thing)
+    elif not isinstance(thing, type) and type(thing).__module__ != "builtins":
+        # A DataLoader's running iterator is not part of what it was made of.
+        yield from (value for name, value in getattr(thing, "__dict__", {}).items() if name != "_iterator")
+        yield from (getattr(thing, name, None) for name in copyreg._slotnames(type(thing)))
+        for kind in type(thing).__mro__:
+            if _is_the_users(kind):
+                yield from (getattr(value, "__func__", value) for value in list(vars(kind).values()))
+
+
+def _used_by(function: types.FunctionType) -> Iterator[Any]:
+    """Variables around a function that it uses, global ones too: in a notebook often a generator."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not set yet
+            yield cell.cell_contents
+    if _is_the_users(function):
+        codes = [function.__code__]
+        for code in codes:
+            yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+            codes += (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def _is_the_users(thing: Any) -> bool:
+    return (thing.__module__ or "").partition(".")[0] not in _LIBRARIES
 
 
 def _is_numpy_generator(thing: Any) -> bool:

@@ -4,12 +4,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpukit import notices
+from gpukit import notices, views
 from gpukit.errors import DeviceError
 from gpukit.machine.check import Check, Note
 from gpukit.machine.network import has_internet
 from gpukit.machine.packages import import_blocker, import_error
 from gpukit.machine.precisions import check_precision_name, choose_precision
+from gpukit.machine.processes import own_device, this_process
 from gpukit.machine.runtime import Runtime, detect
 from gpukit.machine.seeds import check_seed, seed_everything
 from gpukit.machine.world import World
@@ -35,11 +36,19 @@ def setup(seed: int = 0, device: "str | torch.device" = "auto", precision: str =
     In a notebook on a TPU whose packages are missing or do not fit, they are installed first, and it is said whether
     the kernel must restart, and why (as a DeviceError). os.environ["GPUKIT_NO_INSTALL"] = "1" before prevents that.
     Outside notebooks, and where there is no TPU, nothing is ever installed: `gpukit tpu` tells what would be.
+
+    In a process of torchrun's, "auto", "gpu" and "cuda" mean the GPU with the process's number on its machine, which
+    becomes torch's current device, and only the first process speaks. In IPython, `%%torchrun` can be used afterwards.
     """
     global _current
     started = time.perf_counter()
     seed = check_seed(seed)
     check_precision_name(precision)
+    shell = World().shell
+    if this_process().rank:
+        notices.silence()
+    if hasattr(shell, "register_magic_function"):
+        views.view("magics", "register", shell)
     notices.forget()
     runtime = detect()
     tpu_notes: tuple[Note, ...] = ()
@@ -54,7 +63,7 @@ def setup(seed: int = 0, device: "str | torch.device" = "auto", precision: str =
     from gpukit.machine.availability import candidates
 
     probe.forget_checks()
-    device = probe.asked_device(device)
+    device = own_device(str(probe.asked_device(device)))
     chosen = str(probe.resolve_device(device))
     # Those that failed before the chosen one was reached, and the chosen one.
     names = candidates(runtime)
@@ -122,7 +131,7 @@ def _notes(runtime: Runtime, checks: tuple[Check, ...], names: tuple[str, ...]) 
 
 
 def _how_to_use(kind: str) -> str:
-    return f'Choose one with setup(device="{kind}:1"); training on several at once takes torchrun.'
+    return f'Choose one with setup(device="{kind}:1"); %%torchrun trains on all at once.'
 
 
 def _taken_bytes(check: Check) -> int:

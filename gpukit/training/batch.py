@@ -1,12 +1,18 @@
 """Batches: of which parts they consist, how many samples they hold, and how they get to the device."""
 
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from gpukit.errors import DataError
+from gpukit.errors import DataError, TrainingError
+
+# Only these copy from pinned memory by themselves.
+PINNED = ("cuda", "xpu")
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -29,38 +35,106 @@ def to_device(value: Any, device: torch.device) -> Any:
 
     What has a method `to` moves itself: a PackedSequence, whose lengths stay on the CPU, a batch of graphs or tokens.
     """
-    if isinstance(value, torch.Tensor):
-        if value.device == device:
-            return value
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == device:
+            return tensor
         # Only a copy out of pinned memory may be asynchronous: the copy then reads memory that PyTorch keeps alive.
-        return value.to(device, non_blocking=device.type == "cuda" and value.device.type == "cpu" and value.is_pinned())
+        beside = device.type in PINNED and tensor.device.type == "cpu" and tensor.is_pinned()
+        return tensor.to(device, non_blocking=beside)
+
+    return _changed(value, move, lambda mover: mover.to(device))
+
+
+def pinned(value: Any) -> Any:
+    """`value` with every tensor that is on the CPU in pinned memory, which a device copies from by itself."""
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
+        return tensor.pin_memory() if plain and not tensor.is_pinned() else tensor
+
+    return _changed(value, pin, lambda mover: mover.pin_memory() if hasattr(mover, "pin_memory") else mover)
+
+
+def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor], own: Callable[[Any], Any]) -> Any:
+    """`value` with `change` made of each tensor in it, and `own` of each object that moves itself."""
+
+    def part(inner: Any) -> Any:
+        return _changed(inner, change, own)
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
     if callable(getattr(value, "to", None)) and not isinstance(value, (nn.Module, type)):
-        return value.to(device)
-    if isinstance(value, torch.Size):
+        return own(value)
+    if isinstance(value, (torch.Size, str, bytes, type)):
         return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(part, device) for part in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(to_device(part, device) for part in value)
-    if isinstance(value, dict):
-        return {key: to_device(part, device) for key, part in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: to_device(getattr(value, f.name), device) for f in fields(value) if f.init})
+        return type(value)(*map(part, value))
+    if isinstance(value, tuple):
+        return type(value)(map(part, value))
+    if isinstance(value, list):
+        made = copy(value)
+        made[:] = map(part, value)
+        return made
+    if isinstance(value, Mapping):
+        return _with_values(value, {key: part(value[key]) for key in value})
+    if is_dataclass(value):
+        made = copy(value)
+        for field in fields(value):
+            object.__setattr__(made, field.name, part(getattr(value, field.name)))
+        return made
     return value
+
+
+def _with_values(mapping: Mapping, parts: dict) -> Mapping:
+    """A mapping of the same class, with `parts` as its items."""
+    if isinstance(mapping, (dict, UserDict)):
+        made = copy(mapping)  # a default, an order or attributes stay
+        made.update(parts)
+        return made
+    try:
+        return type(mapping)(parts)  # a copy of another class could share what it holds with the original
+    except TypeError:
+        return parts
+
+
+def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Any]:
+    """Every tensor in a batch. An object with a method `to` gives those among its attributes, or itself without any."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    moves = callable(getattr(value, "to", None)) and not isinstance(value, type)
+    if id(value) in inside:
+        return
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    else:
+        parts = list(vars(value).values()) if moves and hasattr(value, "__dict__") else ()
+    found = False
+    for part in parts:
+        for tensor in tensors_in(part, (*inside, id(value))):
+            found = True
+            yield tensor
+    if moves and not found:
+        yield value
 
 
 def sample_count(value: Any) -> int:
     """The number of samples in a batch, or in a part of it: the length of its first tensor's first dimension."""
     if isinstance(value, torch.Tensor):
         return value.shape[0] if value.dim() else 1
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         value = list(value.values())
     elif is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, f.name) for f in fields(value)]
     if isinstance(value, (tuple, list)):
-        for part in value:
-            if count := sample_count(part):
-                return count
+        counts = [(isinstance(part, torch.Tensor) and not part.dim(), sample_count(part)) for part in value]
+        # A number that goes along tells nothing.
+        return next((count for _, count in sorted(counts, key=lambda found: found[0]) if count), 0)
     return 0
 
 
@@ -75,4 +149,40 @@ def batch_samples(inputs: Any, target: Any) -> int:
         "A batch has no samples that can be counted.",
         "It is empty, or neither its target nor its input holds a tensor.",
         "Leave empty batches out, and give tensors whose first dimension is the sample.",
+    )
+
+
+def split_samples(value: Any, count: int, start: int, stop: int) -> Any:
+    """The samples from `start` to `stop` of a batch of `count`; what has no dimension of that length goes along whole.
+
+    Raises TrainingError for what only its own class could split, such as a PackedSequence or a batch of graphs.
+    """
+
+    def part(inner: Any) -> Any:
+        return split_samples(inner, count, start, stop)
+
+    if isinstance(value, torch.Tensor):
+        return value[start:stop] if value.dim() and value.shape[0] == count else value
+    if isinstance(value, (torch.Size, str, bytes)):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        packed = callable(getattr(value, "to", None))
+        if not packed:
+            return type(value)(*map(part, value))
+    elif isinstance(value, (tuple, list)):
+        samples = isinstance(value, list) and not any(isinstance(v, torch.Tensor) for v in value)
+        # A DataLoader leaves what it cannot stack, such as strings, as a tuple.
+        if len(value) == count and (samples or all(isinstance(v, (str, bytes)) for v in value)):
+            return value[start:stop]
+        return type(value)(map(part, value))
+    elif isinstance(value, Mapping) and not callable(getattr(value, "to", None)):
+        return _with_values(value, {key: part(value[key]) for key in value})
+    elif is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: part(getattr(value, f.name)) for f in fields(value) if f.init})
+    elif not callable(getattr(value, "to", None)) or isinstance(value, (nn.Module, type)):
+        return value
+    raise TrainingError(
+        f"A batch holds a {type(value).__name__}, which cannot be split into parts.",
+        "Memory ran out with the whole batch, and only its own class knows how to take samples out of it.",
+        "Give the loader a smaller batch_size, and accumulate=... to keep the effective batch.",
     )

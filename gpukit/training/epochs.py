@@ -1,7 +1,7 @@
 """Which samples come in which order: the part that all loaders share."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from gpukit.machine.seeds import check_seed
 from gpukit.training.augment import Draws, draw
 from gpukit.training.images import ImageSet, to_float
 
-ORDER, AUGMENTATION = 0, 1
+ORDER, AUGMENTATION, SAMPLES = 0, 1, 2
+Spans = Sequence[tuple[int, int]]
 
 
 class Epochs:
@@ -66,18 +67,23 @@ class Epochs:
         return len(self) * self.batch_size if self.drop_last else len(self.dataset)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._batches(epoch)
+        return self.starting_at(0)
 
-    def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def starting_at(self, first: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """An epoch from batch `first` on, as it would be after the batches before; these are not prepared."""
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return self.batches_of(epoch, list(self.spans(first)))
+
+    def batches_of(self, epoch: int, spans: Spans) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches of an epoch that stand at these places of its order."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} batches of {self.batch_size}: {self.description})"
 
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """(start, stop) of each batch, as places in the epoch's order."""
-        starts = range(0, self.samples, self.batch_size)
+    def spans(self, first: int = 0) -> Iterator[tuple[int, int]]:
+        """(start, stop) of each batch from batch `first` on, as places in the epoch's order."""
+        starts = range(first * self.batch_size, self.samples, self.batch_size)
         return itertools.zip_longest(starts, starts[1:], fillvalue=self.samples)
 
     def order(self, epoch: int) -> torch.Tensor | None:

@@ -1,17 +1,11 @@
 """What a training run leaves behind: one record an epoch."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
-from gpukit.errors import DataError, MissingPackageError
-from gpukit.files import read_json, write_whole
-from gpukit.machine.plain import from_plain, to_plain
+from gpukit.errors import MissingPackageError
+from gpukit.machine.filed import Filed
+from gpukit.training.usage import Usage
 from gpukit.views import view
-
-VERSION = "gpukit-history/1"
 
 
 @dataclass(frozen=True)
@@ -19,7 +13,7 @@ class EpochRecord:
     """One epoch. Losses and metrics are means over the samples; `valid_...` metrics come from the validation data.
 
     `compilations` and `compile_seconds` are the programs that XLA compiled in the epoch's training, and the part of
-    `train_seconds` that took; None where nothing is compiled.
+    `train_seconds` that took; None where nothing is compiled. `usage` is what was read beside the epoch's training.
     """
 
     epoch: int
@@ -37,16 +31,20 @@ class EpochRecord:
     utilization_percent: float | None = None
     compilations: int | None = None
     compile_seconds: float | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)
-class History:
+class History(Filed):
     """The records of a run, what it ran on, and how it ended.
 
     `first_step_seconds` is the first step alone, with whatever was compiled or allocated in it. `stopped` is None when
     all epochs ran; else it says where the run was interrupted, and the last record may cover a part of an epoch.
     `skipped_steps` counts steps that fp16's loss scaling left out because a gradient had overflowed.
     """
+
+    VERSION = "gpukit-history/1"
+    CALLED = "history"
 
     epochs: tuple[EpochRecord, ...]
     device: str
@@ -55,31 +53,6 @@ class History:
     first_step_seconds: float | None = None
     stopped: str | None = None
     skipped_steps: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {"version": VERSION, **to_plain(self)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "History":
-        """The inverse of `to_json`. Raises DataError for another version or missing parts."""
-        found = data.get("version") if isinstance(data, Mapping) else None
-        if found != VERSION:
-            raise DataError(
-                f"This is not a history that this gpukit can read: its version is {found!r}, not {VERSION!r}.",
-                "It was written by another version of gpukit, or is another kind of file.",
-                "Read it with the gpukit that wrote it, or train again.",
-            )
-        return from_plain(cls, {name: value for name, value in data.items() if name != "version"})
-
-    def save(self, path: str | os.PathLike) -> Path:
-        """Write the history as JSON; whole, or not at all."""
-        import json
-
-        return write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> "History":
-        return cls.from_json(read_json(path, "history"))
 
     def to_dataframe(self):
         """One row an epoch, metrics as columns. Raises MissingPackageError without pandas."""
@@ -91,6 +64,8 @@ class History:
         for record in self.epochs:
             row = asdict(record)
             row.update(row.pop("metrics"))
+            row.pop("usage")
+            row.update(record.usage.scalars() if record.usage else {})
             rows.append(row)
         return pandas.DataFrame(rows).set_index("epoch") if rows else pandas.DataFrame()
 
@@ -101,6 +76,10 @@ class History:
     def plot(self):
         """Loss and metrics over the epochs, as a matplotlib Figure."""
         return view("plots", "history", self)
+
+    def plot_usage(self):
+        """How busy and how full device and machine were, epoch by epoch, as a matplotlib Figure."""
+        return view("usage_views", "over_epochs", self)
 
     def __str__(self) -> str:
         return self.table()

@@ -2,16 +2,18 @@
 
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from gpukit.errors import DataError
-from gpukit.machine.seeds import generator, seed_worker
+from gpukit.machine.seeds import generator, seed_for_batch, seed_worker
 from gpukit.training.augment import augment
-from gpukit.training.epochs import Epochs
+from gpukit.training.epochs import SAMPLES, Epochs, Spans
 from gpukit.training.pairs import Bytes
+from gpukit.training.prefetch import Copier
 from gpukit.training.workers import start_method
 
 
@@ -26,7 +28,7 @@ class HostLoader(Epochs):
         super().__init__(dataset, batch_size, device, **options)
         self.workers = workers
         self.pinned = pinned
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copier = Copier(device)
         self._plan = _Plan()
         self._kept = self._data_loader(self._plan, persistent=workers > 0)
         self._kept_is_busy = False
@@ -34,7 +36,7 @@ class HostLoader(Epochs):
     def _data_loader(self, plan: "_Plan", persistent: bool) -> DataLoader:
         whole = isinstance(self.dataset, Bytes)
         return DataLoader(
-            _Rows(self.dataset) if whole else self.dataset,
+            _Rows(self.dataset) if whole else _Samples(self.dataset, self.seed),
             batch_sampler=plan,
             num_workers=self.workers,
             collate_fn=_as_it_is if whole else _collate,
@@ -45,13 +47,13 @@ class HostLoader(Epochs):
             generator=generator(self.seed),
         )
 
-    def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches_of(self, epoch: int, spans: Spans) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         # Workers that stay are one set of queues: a second iterator beside the first needs workers of its own.
         own = self._kept_is_busy
         plan = _Plan() if own else self._plan
         order = self.order(epoch)
         places = range(len(self.dataset)) if order is None else order.tolist()
-        plan.batches = [list(places[start:stop]) for start, stop in self.spans()]
+        plan.batches = [_Batch(epoch, start, list(places[start:stop])) for start, stop in spans]
         # A DataLoader draws the workers' seed on the default device, by a generator that is on the CPU.
         with torch.device("cpu"):
             source = iter(self._data_loader(plan, persistent=False) if own else self._kept)
@@ -59,8 +61,10 @@ class HostLoader(Epochs):
         if not own:
             self._kept_is_busy = True
         try:
-            for (start, stop), batch in zip(self.spans(), source, strict=True):
-                x, y = self._to_device(*(batch if isinstance(self.dataset, Bytes) else _pair(batch)))
+            pairs = source if isinstance(self.dataset, Bytes) else map(_pair, source)
+            # Copied when asked for, which is early enough beside a loop that does not wait for the device.
+            copied = self._copier.copied(pairs, anew=self.pinned)
+            for (start, stop), (x, y) in zip(spans, copied, strict=True):
                 if draws is not None:
                     x = augment(x, draws.part(start, stop, self.device))
                 yield (self.finish(x) if x.dtype == torch.uint8 else x), self.finish_target(y)
@@ -68,18 +72,11 @@ class HostLoader(Epochs):
             if not own:
                 self._kept_is_busy = False
 
-    def _to_device(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._stream is None:
-            return x.to(self.device, non_blocking=self.pinned), y.to(self.device, non_blocking=self.pinned)
-        # On a stream of its own the copy runs beside the step that still computes. It is asynchronous: safe because
-        # PyTorch gives pinned memory back only after the copies from it are done.
-        current = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self._stream):
-            x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
-        current.wait_stream(self._stream)
-        for t in (x, y):
-            t.record_stream(current)  # made on one stream, used on another: not to be reused before both are done
-        return x, y
+
+class _Batch(NamedTuple):
+    epoch: int
+    start: int
+    places: list[int]
 
 
 class _Plan:
@@ -90,12 +87,12 @@ class _Plan:
     """
 
     def __init__(self):
-        self.batches: list[list[int]] = []
+        self.batches: list[_Batch] = []
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[_Batch]:
         return iter(self.batches)
 
 
@@ -108,10 +105,29 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.tensor(indices, device="cpu")
+    def __getitems__(self, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor(batch.places, device="cpu")
         images, targets = self.dataset.parts
         return images.index_select(0, chosen), targets.index_select(0, chosen)
+
+
+class _Samples(_Rows):
+    """A data set of single samples. What it draws in a worker depends on (seed, epoch, batch) alone.
+
+    So it is the same whatever the number of workers, and a worker that starts in the middle of a run, or of an epoch,
+    draws what one that was there from the beginning draws.
+    """
+
+    def __init__(self, dataset: Any, seed: int):
+        super().__init__(dataset)
+        self.seed = seed
+
+    def __getitems__(self, batch: _Batch) -> list[Any]:
+        if get_worker_info() is not None:
+            sequence = np.random.SeedSequence([self.seed, batch.epoch, batch.start, SAMPLES])
+            seed_for_batch(self.dataset, int(sequence.generate_state(1, np.uint64)[0]) >> 1)
+        fetch = getattr(self.dataset, "__getitems__", None)
+        return fetch(batch.places) if fetch else [self.dataset[place] for place in batch.places]
 
 
 def _start_worker(worker_id: int) -> None:

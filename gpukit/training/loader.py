@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset, Subset
 
 from gpukit.errors import DataError, UsageError
 from gpukit.notices import say
+from gpukit.training.batch import PINNED
 from gpukit.training.host import HostLoader
 from gpukit.training.images import ImageSet
 from gpukit.training.pairs import Bytes, ImagePairSet
@@ -20,8 +21,6 @@ __all__ = ["HostLoader", "ResidentLoader", "loader"]
 RESIDENT_SHARE = 0.25
 # Where the device does not tell how much is free.
 RESIDENT_BYTES = 1 << 30
-# Only these copy from pinned memory by themselves.
-PINNED = ("cuda", "xpu")
 
 
 def loader(
@@ -162,10 +161,11 @@ def _stays(dataset: Any, device: torch.device, resident: bool | None) -> tuple[b
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    from gpukit.machine.probe import resolve_device
+    from gpukit.machine.probe import asked_device, resolve_device
+    from gpukit.machine.processes import own_device
     from gpukit.machine.setup import current
 
     if device is not None:
-        return resolve_device(device)
+        return resolve_device(own_device(str(asked_device(device))))
     runtime = current()
-    return resolve_device("auto") if runtime is None else torch.device(runtime.device)
+    return _device("auto") if runtime is None else torch.device(runtime.device)

@@ -1,7 +1,8 @@
 """An optimiser that really trains the model: it holds its parameters, and its state lies where they do."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from gpukit.notices import say
 from gpukit.training.batch import to_device
 
 Optimizer = torch.optim.Optimizer
+# The settings that say how a step is computed, not what: a device may have no fused one.
+KERNELS = ("fused", "foreach", "capturable", "differentiable")
 
 
 def attach_optimizer(
@@ -76,6 +79,21 @@ def attach_optimizer(
         )
     move_state(optimizer)
     return optimizer
+
+
+def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """`optimizer.load_state_dict(state)`, bit for bit, by the kernels that the optimiser was made with."""
+    kernels = [{name: group[name] for name in KERNELS if name in group} for group in optimizer.param_groups]
+    groups = [{**group, **kernel} for group, kernel in zip(state["param_groups"], kernels, strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for place, stored in state["state"].items():
+        for name, value in stored.items():
+            # It casts what has floating-point numbers to the type of the weights.
+            held = optimizer.state[parameters[place]]
+            if isinstance(value, torch.Tensor) and held[name].dtype != value.dtype and name != "step":
+                held[name] = value.to(held[name].device)
+    move_state(optimizer)
 
 
 def move_state(optimizer: Optimizer) -> None:

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from gpukit.errors import UsageError
 from gpukit.machine.fp32 import fp32_means
+from gpukit.notices import say
 
 _AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -47,3 +50,41 @@ class Precision:
     def likes_channels_last(self) -> bool:
         """Whether convolutions are faster with channels last: oneDNN's on the CPU, and tensor cores' ones on CUDA."""
         return self.device_type == "cpu" or (self.device_type == "cuda" and self.name != "fp32")
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse trainable weights of half precision, as `model.half()` makes them; of bf16, say what is lost.
+
+    Frozen ones are fine: they get no update. Raises UsageError.
+    """
+    found: dict[torch.dtype, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        numbers = 2 if parameter.is_complex() else 1
+        if parameter.requires_grad and parameter.itemsize // numbers < 4:
+            found.setdefault(parameter.dtype, []).append(name)
+    for dtype, names in found.items():
+        kind = str(dtype).removeprefix("torch.")
+        which = f"{len(names)} trainable parameters are {kind}, such as {names[0]}"
+        if dtype == torch.bfloat16:
+            say(
+                f"{which}: an update of less than 1/{_lost_below(dtype)} of a weight is lost in rounding, so training "
+                'may stall; model.float() with precision="bf16" keeps small updates'
+            )
+            continue
+        lost = (
+            f"An update of less than 1/{_lost_below(dtype)} of a weight is lost in rounding, gradients below 3e-8 and "
+            "AdamW's eps of 1e-8 are zero, and GradScaler refuses gradients of this type."
+            if dtype == torch.float16
+            else "Its numbers lie too far apart for the small updates of a weight."
+        )
+        raise UsageError(
+            f"{which}.",
+            lost,
+            'Train with fp32 weights: model.float() and precision="fp16" or "bf16". For inference afterwards, '
+            "gpukit.half_inference(model, inputs).",
+        )
+
+
+def _lost_below(dtype: torch.dtype) -> int:
+    """n, where w plus less than w/n is w again: a quarter of eps, half of the narrowest spacing there is."""
+    return round(4 / torch.finfo(dtype).eps)

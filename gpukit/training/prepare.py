@@ -1,25 +1,29 @@
 """Everything that is settled before the first step: device, precision, model, optimiser, loss, metrics."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gpukit.errors import TrainingError, UsageError
+from gpukit.errors import TrainingError, UsageError, unknown_name
 from gpukit.machine import probe
+from gpukit.machine.processes import own_device
 from gpukit.machine.setup import current
-from gpukit.notices import say
+from gpukit.notices import say, silence
+from gpukit.training.alone import Alone
+from gpukit.training.denominators import reduction_of
 from gpukit.training.layout import forward_or_undo, lay_out
 from gpukit.training.moving import move
 from gpukit.training.optimizer import attach_optimizer, move_state
-from gpukit.training.precision import Precision
+from gpukit.training.precision import Precision, check_weights
+from gpukit.training.process_group import rank_here
+from gpukit.training.processes import join, joining
 from gpukit.training.replicas import Replicas
 from gpukit.training.schedule import attach_scheduler
-from gpukit.training.tally import Metrics, accuracy
+from gpukit.training.tally import Accuracy, Metrics
 
 Optimizer = torch.optim.Optimizer
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -39,7 +43,11 @@ class Run:
     precision: Precision
     loss_is_sum: bool
     replicas: Replicas
+    processes: Alone = field(default_factory=Alone)
     layout_is_a_guess: bool = False
+    accumulate: int = 1
+    clip_norm: float | None = None
+    on_oom: str = "halve"
 
     def forward(self, inputs: Any) -> Any:
         """The model's output."""
@@ -101,6 +109,23 @@ def check_arguments(train: Iterable, valid: Iterable | None, epochs: int) -> Non
             )
 
 
+def check_step(accumulate: int, clip_norm: float | None, on_oom: str) -> None:
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise UsageError(
+            f"accumulate is {accumulate!r}.", "It is the number of batches that make one step.", "Pass 1 or more."
+        )
+    if clip_norm is not None and (
+        isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)) or not clip_norm > 0
+    ):
+        raise UsageError(
+            f"clip_norm is {clip_norm!r}.",
+            "It is the largest norm that the gradient of all weights together may have.",
+            "Pass a positive number, for example clip_norm=1.0, or None.",
+        )
+    if on_oom not in ("halve", "raise"):
+        raise unknown_name("on_oom", on_oom, ("halve", "raise"))
+
+
 def samples_an_epoch(train: Iterable) -> int | None:
     """The number of samples that `train` gives an epoch, if it can tell."""
     if (samples := getattr(train, "samples", None)) is not None:
@@ -111,6 +136,7 @@ def samples_an_epoch(train: Iterable) -> int | None:
     return None
 
 
+@joining()
 def prepare(
     model: nn.Module,
     *,
@@ -122,12 +148,22 @@ def prepare(
     metrics: Metrics | None,
     channels_last: bool | str,
     epochs: int,
+    accumulate: int,
+    clip_norm: float | None,
+    on_oom: str,
+    split_batches: bool = True,
 ) -> Run:
+    if rank_here():
+        silence()
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        say("the model is taken out of DistributedDataParallel: fit adds up the gradients of the processes itself")
+        model = model.module
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"The model is a {type(model).__name__}, not a torch.nn.Module.", "", "Pass an instance: SmallCNN()."
         )
     check_gradients(model)
+    check_weights(model)
     device = choose_device(device)
     arithmetic = choose_precision(device, precision)
     if loss_fn is None:
@@ -136,7 +172,7 @@ def prepare(
     # weights are tensors, too, and some losses have parameters.
     replaced = move(model, device, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
     layout_is_a_guess = lay_out(model, arithmetic, channels_last)
-    reduction = getattr(loss_fn, "reduction", "mean")
+    reduction = reduction_of(loss_fn)
     if reduction == "none":
         raise UsageError(
             "The loss function gives a loss for each sample (reduction='none').",
@@ -144,11 +180,7 @@ def prepare(
             "Use reduction='mean' or 'sum', or wrap it: lambda output, target: loss_fn(output, target).mean().",
         )
     if metrics is None:
-        metrics = (
-            {"accuracy": functools.partial(accuracy, ignore_index=loss_fn.ignore_index)}
-            if isinstance(loss_fn, nn.CrossEntropyLoss)
-            else {}
-        )
+        metrics = {"accuracy": Accuracy(loss_fn.ignore_index)} if isinstance(loss_fn, nn.CrossEntropyLoss) else {}
     check_metrics(metrics)
     optimizer = attach_optimizer(optimizer, model, replaced)
     return Run(
@@ -162,7 +194,11 @@ def prepare(
         arithmetic,
         loss_is_sum=reduction == "sum",
         replicas=Replicas(device),
+        processes=join(device, split_batches),
         layout_is_a_guess=layout_is_a_guess,
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        on_oom=on_oom,
     )
 
 
@@ -195,7 +231,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         ready = current()
         device = ready.device if ready is not None else "auto"
-    return probe.resolve_device(device)
+    return probe.resolve_device(own_device(str(probe.asked_device(device))))
 
 
 def choose_precision(device: torch.device, asked: str) -> Precision:

@@ -20,6 +20,10 @@ class ProgressBar:
         self._bar = tqdm(total=total, unit=" samples", unit_scale=True, mininterval=0.5, disable=hidden)
         self._epochs = epochs
 
+    def begin_at(self, samples: int) -> None:
+        """Count from `samples` on, which another process has done."""
+        self._bar.initial = self._bar.n = samples
+
     def start_epoch(self, epoch: int) -> None:
         self._bar.set_description(f"epoch {epoch}/{self._epochs}", refresh=False)
 
@@ -73,6 +77,8 @@ class ScalarLog:
                 "device/compile_seconds": record.compile_seconds,
                 "learning_rate": record.learning_rate,
             }
+            for name, value in (record.usage.scalars() if record.usage else {}).items():
+                values[f"usage/{name.replace(':', '').replace(' ', '/')}"] = value
             for name, value in values.items():
                 if value is not None:
                     self._writer.add_scalar(name, value, record.epoch)

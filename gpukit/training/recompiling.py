@@ -1,6 +1,8 @@
 """Whether XLA compiles a new program in each step or waits for values in each step, and what to change."""
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,6 +44,14 @@ class XLAWatch:
     def own_read(self) -> None:
         """The loop itself has read its losses."""
         self._own_reads += 1
+
+    @contextlib.contextmanager
+    def not_counted(self) -> Iterator[None]:
+        """What is read inside is none of the steps' reads."""
+        before = xla_counts(self.device)
+        yield
+        if before is not None:
+            self._own_reads += xla_counts(self.device).since(before).reads
 
     def check(self) -> None:
         """Say what makes the steps slow. To be called between steps, now and then."""

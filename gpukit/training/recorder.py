@@ -1,16 +1,16 @@
 """What an epoch took and gave, written down as it goes."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-import torch
 
 from gpukit.errors import TrainingError, UsageError
 from gpukit.machine import backend
+from gpukit.machine.plain import from_plain, to_plain
 from gpukit.notices import say
 from gpukit.training.history import EpochRecord, History
 from gpukit.training.monitor import Monitor
+from gpukit.training.overflows import Overflows
 from gpukit.training.prepare import Run
 from gpukit.training.progress import ProgressBar, ScalarLog
 from gpukit.training.recompiling import XLAWatch
@@ -25,14 +25,10 @@ class Recorder:
         self.records: list[EpochRecord] = []
         self.stopped: str | None = None
         self.first_step_seconds: float | None = None
-        self._optimizer_steps = self._steps = 0
-        # fp16's scaler leaves the optimiser's step out when a gradient overflowed, and tells nobody.
-        self._hook = run.optimizer.register_step_post_hook(self._count_step) if run.scaler is not None else None
+        self._steps = 0
+        self.overflows = Overflows(run.optimizer, run.scaler)
         self.monitor = Monitor(run.device)
         self.xla = XLAWatch(run.device)
-
-    def _count_step(self, *_: Any) -> None:
-        self._optimizer_steps += 1
 
     def start_epoch(self, epoch: int, train: Iterable) -> None:
         self.epoch = epoch
@@ -42,10 +38,11 @@ class Recorder:
         self.tally = Tally(self.run.metrics, self.run.loss_is_sum)
         self.valid: Tally | None = None
         self.valid_seconds = self.waiting_seconds = 0.0
-        self.learning_rate = self.run.optimizer.param_groups[0]["lr"]
+        self.learning_rate = float(self.run.optimizer.param_groups[0]["lr"])
         self.bar.start_epoch(epoch)
         self.monitor.start()
         self.xla.start_epoch()
+        self.overflows.start_epoch()
         self._began = time.perf_counter()
 
     def timed(self, train: Iterable) -> Iterable:
@@ -61,34 +58,67 @@ class Recorder:
             self.xla.seen(batch)
             yield batch
 
-    def add(self, loss: torch.Tensor, count: int, output: Any, target: Any) -> None:
-        """Take in what a step gave."""
-        self.tally.add(loss, count, output, target)
-        self._steps += 1
-        self._count = count
-
-    def step_ended(self) -> None:
+    def step_ended(self, samples: int) -> None:
         """Show the step, and now and then read what the device has computed."""
+        self._steps += 1
         if self.first_step_seconds is None:
             backend.synchronize(self.run.device)
             self.first_step_seconds = time.perf_counter() - self._got_batch
-        self.bar.step(self._count)
+        self.bar.step(samples)
         if self.tally.due:
             self._read()
             self.xla.check()
+        self._check_finite()
+
+    def told(self, within_epoch: bool = True) -> dict[str, Any]:
+        """All that the History will need of what is told so far, as plain values.
+
+        Raises TrainingError when the loss is no longer finite.
+        """
+        if within_epoch and self.tally.unread:
+            self._read()
+        return {
+            "records": to_plain(self.records),
+            "first_step_seconds": self.first_step_seconds,
+            "steps": self._steps,
+            "overflows": self.overflows.state(),
+            "waiting_seconds": self.waiting_seconds,
+            "train_seconds": time.perf_counter() - self._began,
+        }
+
+    def resume(self, told: Mapping[str, Any]) -> None:
+        """Go on from the epochs that `told()` gave."""
+        self.records = [from_plain(EpochRecord, record) for record in told["records"]]
+        self.first_step_seconds, self._steps = told["first_step_seconds"], told["steps"]
+        self.overflows.restore(told["overflows"])
+        self.bar.begin_at(sum(record.samples for record in self.records))
+
+    def resume_epoch(self, told: Mapping[str, Any], tally: Mapping[str, Any]) -> None:
+        """Go on with the epoch that was under way. How busy the device was is then told of its last part alone."""
+        self.overflows.restore(told["overflows"])
+        self.tally.restore(tally)
+        self.bar.begin_at(self.tally.samples + sum(record.samples for record in self.records))
+        self.waiting_seconds = told["waiting_seconds"]
+        self._began = time.perf_counter() - told["train_seconds"]
 
     def _read(self) -> None:
         self.tally.read()
+        self.overflows.read(self.tally.steps)
         self.xla.own_read()
         self.bar.show(loss=self.tally.recent_loss)
         self.log.recent(self.tally.recent_loss, self._steps)
-        if self.tally.first_bad_step is not None:
-            raise self._not_finite()
+        self._check_finite()
 
-    def _not_finite(self) -> TrainingError:
+    def _check_finite(self) -> None:
+        # In several processes the others must know before one ends.
+        bad_step = self.run.processes.bad_step(self.tally.first_bad_step)
+        if bad_step is not None:
+            raise self._not_finite(bad_step)
+
+    def _not_finite(self, bad_step: int) -> TrainingError:
         half = self.run.precision.name == "fp16"
         return TrainingError(
-            f"The loss is not finite since step {self.tally.first_bad_step} of epoch {self.epoch}.",
+            f"The loss is not finite since step {bad_step} of epoch {self.epoch}.",
             "Usually the learning rate is too large, the input holds NaN or infinity, or a division, logarithm or root "
             "met zero" + (" or, in fp16, a value passed 65,504." if half else "."),
             f"Try a learning rate below {self.learning_rate:g}"
@@ -99,9 +129,12 @@ class Recorder:
 
     def end_training(self) -> None:
         self._read()
+        self.run.processes.merge(self.tally)
+        self._check_finite()
         backend.synchronize(self.run.device)
         self.train_seconds = time.perf_counter() - self._began
         self.utilization_percent, self.peak_bytes = self.monitor.stop()
+        self.usage = self.monitor.usage
         self.compiled = self.xla.end_epoch()
         if not self.tally.steps:
             raise UsageError(
@@ -119,6 +152,11 @@ class Recorder:
             say(f"the validation data gave no batch in epoch {self.epoch}: nothing was validated; pass a loader anew")
         elif tally is not None and tally.first_bad_step is not None:
             say(f"the validation loss is not finite since batch {tally.first_bad_step} in epoch {self.epoch}")
+
+    @property
+    def trained(self) -> bool:
+        """Whether any step of the epoch changed the weights."""
+        return self.overflows.in_epoch < self.tally.steps
 
     def judged_loss(self) -> float:
         """The last epoch's validation loss, or its training loss where nothing was validated."""
@@ -146,28 +184,27 @@ class Recorder:
             utilization_percent=self.utilization_percent,
             compilations=None if self.compiled is None else self.compiled.compilations,
             compile_seconds=None if self.compiled is None else self.compiled.compile_seconds,
+            usage=self.usage,
         )
+        record, self.first_step_seconds = self.run.processes.same(record, self.first_step_seconds)
         self.records.append(record)
         self.bar.show(**shown)
         self.log.epoch(record)
 
     def close(self) -> None:
         """Let go of everything that outlives a step, also after an error in the middle of an epoch."""
-        if self._hook is not None:
-            self._hook.remove()
+        self.overflows.close()
         self.monitor.stop()
         self.bar.close()
         self.log.close()
 
     def history(self) -> History:
-        # A fused optimiser leaves the step out by itself, on the device, where counting would mean waiting.
-        counted = self._hook is not None and not getattr(self.run.optimizer, "_step_supports_amp_scaling", False)
         return History(
             epochs=tuple(self.records),
-            device=str(self.run.device),
+            device=self.run.processes.first_device or str(self.run.device),
             device_name=backend.device_name(self.run.device),
             precision=self.run.precision.name,
             first_step_seconds=self.first_step_seconds,
             stopped=self.stopped,
-            skipped_steps=self._steps - self._optimizer_steps if counted else 0,
+            skipped_steps=self.overflows.skipped,
         )

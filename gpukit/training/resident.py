@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from gpukit.training.augment import augment
-from gpukit.training.epochs import Epochs
+from gpukit.training.epochs import Epochs, Spans
 from gpukit.training.pairs import Bytes
 
 # These compile a program for each new pair of slice bounds; a batch of indices is data, and the program stays one.
@@ -23,14 +23,14 @@ class ResidentLoader(Epochs):
         super().__init__(dataset, batch_size, device, **options)
         self._images, self._targets = (part.to(device) for part in dataset.parts)
 
-    def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches_of(self, epoch: int, spans: Spans) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         order, draws = self.order(epoch), self.draws(epoch)
         if self.device.type in COMPILED:
             order = torch.arange(len(self.dataset), device="cpu") if order is None else order
         else:  # one copy an epoch: the slices below are then on the device
             order = None if order is None else order.to(self.device)
             draws = None if draws is None else draws.to(self.device)
-        for start, stop in self.spans():
+        for start, stop in spans:
             if order is None:
                 images, targets = self._images[start:stop], self._targets[start:stop].clone()
             else:

@@ -121,6 +121,8 @@ def fit(dataset, device, precision: str, monitored: bool = True, network: type[n
 
 
 class Unmonitored:
+    usage = None
+
     def __init__(self, device):
         pass
 

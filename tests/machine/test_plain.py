@@ -1,11 +1,14 @@
 """Data classes to JSON data and back, and what is refused on the way back."""
 
 import json
+import math
+from dataclasses import dataclass
 
 import pytest
 
 from gpukit.errors import DataError
 from gpukit.machine.check import Check, PrecisionCheck
+from gpukit.machine.plain import from_plain, to_plain
 from gpukit.machine.runtime import Runtime, detect
 
 CHECK = Check("cuda:0", "Tesla T4", True, largest_difference=3e-6, precisions={"fp32": PrecisionCheck(True, True)})
@@ -70,3 +73,19 @@ def test_a_list_that_is_no_list_is_refused():
 def test_a_whole_number_beyond_all_floats_is_named():
     with pytest.raises(DataError, match=r"largest_difference is too large a number"):
         Check.from_json({**CHECK.to_json(), "largest_difference": 10**400})
+
+
+@dataclass(frozen=True)
+class Measured:
+    value: float | None
+    others: dict[str, float]
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_is_no_finite_number_goes_through_strict_json(number):
+    written = json.dumps(to_plain(Measured(number, {"a": number})), allow_nan=False)
+    read = from_plain(Measured, json.loads(written))
+    assert str(read) == str(Measured(number, {"a": number}))
+    assert math.isnan(from_plain(Measured, json.loads('{"value": NaN, "others": {}}')).value)  # as it was written once
+    with pytest.raises(DataError):
+        from_plain(Measured, {"value": "nano", "others": {}})

@@ -1,13 +1,16 @@
 """Batches of every shape go to the device and back."""
 
-from collections import namedtuple
+from collections import ChainMap, OrderedDict, UserDict, namedtuple
+from collections.abc import MutableMapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from gpukit.errors import DataError
-from gpukit.training.batch import batch_samples, sample_count, split_batch, to_device
+from gpukit.training.batch import batch_samples, sample_count, split_batch, split_samples, to_device
 
 Pair = namedtuple("Pair", "image mask")
 
@@ -76,3 +79,66 @@ def test_a_batch_counts_its_targets_or_else_its_inputs():
     for nothing in (torch.zeros(0, 3), None, "text"):
         with pytest.raises(DataError, match="no samples"):
             batch_samples(nothing, nothing)
+
+
+class Own(MutableMapping):
+    """A mapping that a shallow copy would share with the original."""
+
+    def __init__(self, items=()):
+        self.items_of = dict(items)
+
+    def __getitem__(self, key):
+        return self.items_of[key]
+
+    def __setitem__(self, key, value):
+        self.items_of[key] = value
+
+    def __delitem__(self, key):
+        del self.items_of[key]
+
+    def __iter__(self):
+        return iter(self.items_of)
+
+    def __len__(self):
+        return len(self.items_of)
+
+
+class Named(list):
+    def __init__(self, name, items):
+        super().__init__(items)
+        self.name = name
+
+
+MAPPINGS = (dict, OrderedDict, UserDict, MappingProxyType, Own, ChainMap)
+
+
+@pytest.mark.parametrize("kind", MAPPINGS)
+def test_every_kind_of_mapping_moves_is_counted_and_split_and_the_original_stays(kind):
+    batch = kind({"x": torch.arange(8.0).view(4, 2), "name": "a batch"})
+    moved = to_device(batch, torch.device("meta"))
+    assert (type(moved), moved["x"].device.type, batch["x"].device.type) == (kind, "meta", "cpu")
+    assert sample_count(batch) == 4
+    part = split_samples(batch, 4, 1, 3)
+    assert (type(part), part["x"].tolist(), part["name"]) == (kind, [[2.0, 3.0], [4.0, 5.0]], "a batch")
+    assert batch["x"].shape == (4, 2)
+
+
+def test_a_list_of_a_class_of_its_own_keeps_what_else_it_holds():
+    moved = to_device(Named("batch 1", [torch.ones(2), "x"]), torch.device("meta"))
+    assert (type(moved), moved.name, moved[0].device.type, moved[1]) == (Named, "batch 1", "meta", "x")
+
+
+def test_strings_that_a_dataloader_leaves_in_a_tuple_are_split_with_their_samples():
+    (x, names), _ = next(iter(DataLoader([((torch.ones(2), f"picture {i}"), i) for i in range(4)], batch_size=4)))
+    assert type(names) is tuple
+    part = split_samples((x, names), 4, 2, 4)
+    assert part[0].shape == (2, 2)
+    assert part[1] == ("picture 2", "picture 3")
+    assert split_samples((torch.ones(2, 3), (224, 224)), 2, 0, 1)[1] == (224, 224)  # a size, and not two samples
+
+
+@pytest.mark.parametrize("kind", [dict, lambda **parts: list(parts.values())])
+def test_a_number_that_goes_along_is_not_taken_for_the_number_of_samples(kind):
+    target = kind(temperature=torch.tensor(0.5), labels=torch.zeros(8))
+    assert batch_samples(torch.ones(8, 2), target) == 8
+    assert batch_samples(torch.ones(3), torch.tensor(1)) == 1

@@ -1,6 +1,8 @@
 """Histories go to JSON and come back."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -83,3 +85,10 @@ def test_the_plot_is_a_figure_with_a_line_for_the_training_loss():
     figure = history().plot()
     lines = [line for axes in figure.axes for line in axes.get_lines()]
     assert any(list(line.get_ydata()) == [1.0, 0.5] for line in lines)
+
+
+def test_a_history_whose_validation_failed_is_strict_json_and_comes_back(tmp_path):
+    failed = replace(history().epochs[0], valid_loss=math.nan, metrics={"ratio": math.inf})
+    told = replace(history(), epochs=(failed,))
+    json.dumps(told.to_json(), allow_nan=False)
+    assert str(History.load(told.save(tmp_path / "history.json"))) == str(told)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpukit.errors import UsageError
-from gpukit.training.tally import STEPS_BETWEEN_READS, Tally, accuracy
+from gpukit.training.tally import STEPS_BETWEEN_READS, Accuracy, Tally, accuracy
 
 
 def test_the_mean_counts_samples_and_not_batches():
@@ -114,3 +114,13 @@ def test_a_metric_that_is_no_single_number_is_named_at_its_first_step(value):
     tally = Tally({"bad one": lambda output, target: value})
     with pytest.raises(UsageError, match="The metric 'bad one' gives a"):
         tally.add(torch.tensor(1.0), 2, None, None)
+
+
+def test_targets_that_do_not_count_have_no_part_in_an_epochs_accuracy():
+    tally = Tally({"accuracy": Accuracy(), "share": lambda output, target: 0.5})
+    output = torch.eye(3)
+    for target in ([0, 1, -100], [-100, -100, -100], [0, 0, 0]):
+        tally.add(torch.zeros(()), 3, output, torch.tensor(target))
+    tally.read()
+    assert tally.means() == {"accuracy": 3 / 5, "share": 0.5}
+    assert accuracy(output, torch.tensor([0, 1, -100])) == 1

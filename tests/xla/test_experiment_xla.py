@@ -1,8 +1,10 @@
 """The controlled experiment on a real XLA device."""
 
 import pytest
+import torch
 
 import gpukit
+from gpukit.machine import backend
 from gpukit.machine.compilation import xla_counts
 from gpukit.study import published, resident, timing
 from gpukit.study.experiment import Experiment, run
@@ -56,6 +58,23 @@ def test_loading_really_makes_the_batches(parts, xla):
     before = executions()
     timing.loading_seconds([gpukit.loader(parts[0], 32, device="xla")], xla)
     assert executions() - before >= 2 * 3  # three batches, once to compile and once for the clock
+
+
+def test_synchronize_waits_for_programs_that_were_handed_over_before(xla):
+    """`torch_xla.sync(wait=True)` alone does not: it waits for what is pending at that moment."""
+    from torch_xla.debug import metrics
+
+    def executions():
+        return (metrics.metric_data("ExecuteTime") or (0,))[0]
+
+    backend.synchronize(xla)
+    matrix, before = torch.rand(400, 400, device=xla), executions()
+    product = matrix
+    for _ in range(30):
+        product = product @ matrix / 400
+    backend.end_step(xla)
+    backend.synchronize(xla)
+    assert executions() > before
 
 
 @pytest.mark.parametrize(("path", "size"), [(published, 28), (resident, 20)], ids=["published", "resident"])

@@ -1,7 +1,11 @@
 """Training on a real XLA device."""
 
 import copy
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -331,3 +335,43 @@ def test_whole_notebooks_run_on_xla_where_the_environment_says_so(monkeypatch):
     """The lane sets GPUKIT_DEVICE=xla: without this, its notebooks would run on the CPU unnoticed."""
     monkeypatch.setenv("GPUKIT_DEVICE", "xla")
     assert gpukit.setup().device == "xla:0"
+
+
+FIRST_WORDS = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(7)
+assert "torch_xla" not in sys.modules
+import gpukit
+from gpukit.machine.seeds import seed_generators
+
+x, y = torch.ones(8, 12), torch.zeros(8, dtype=torch.long)
+
+
+def trained(**options):
+    net = nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    make = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    gpukit.fit(net, [(x, y)] * 2, optimizer=make, device="xla", precision="fp32", progress=False, **options)
+    return [parameter.detach().cpu() for parameter in net.parameters()]
+
+
+first = trained(epochs=2)  # loads torch_xla
+seed_generators(7)
+trained(epochs=1, checkpoint=sys.argv[1])
+seed_generators(7)
+second = trained(epochs=2)
+seed_generators(8)
+resumed = trained(epochs=2, checkpoint=sys.argv[1])
+for name, found in (("seeded again", second), ("resumed", resumed)):
+    assert all(map(torch.equal, first, found)), name
+print("the same bits")
+"""
+
+
+def test_a_seed_set_before_torch_xla_is_loaded_reaches_it_and_a_run_resumes_with_the_same_bits(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(gpukit.__file__).parents[1])}
+    command = [sys.executable, "-c", FIRST_WORDS, tmp_path / "run.pt"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert "the same bits" in done.stdout, done.stderr[-2000:]
