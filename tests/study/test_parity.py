@@ -361,7 +361,9 @@ def test_sparse_gradients_are_compared(optimizer):
 
 
 @pytest.mark.parametrize(
-    "around", [torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.no_grad()], ids=str
+    "around",
+    [torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.no_grad()],
+    ids=["autocast", "meta", "no_grad"],
 )
 def test_what_the_caller_switched_on_changes_nothing(around):
     model, batch = Written(lambda s, x: s.b(s.a(x))), vectors()
