@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from resuming import flat
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -138,14 +139,6 @@ def main(folder):
             {"kills": kills, "in_a_write": in_a_write, "unsafe": unsafe, "values": len(expected), "other": other}
         )
     )
-
-
-def flat(state):
-    if isinstance(state, dict):
-        return {f"{key}.{inner}": value for key, part in state.items() for inner, value in flat(part).items()}
-    if isinstance(state, list | tuple):
-        return flat(dict(enumerate(state)))
-    return {"": state}
 
 
 def same(one, other):
