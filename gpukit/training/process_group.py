@@ -2,7 +2,8 @@
 
 import atexit
 import contextlib
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,8 +14,19 @@ from gpukit.machine.processes import this_process
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 _CHUNK_BYTES = 2**26
-# The group WORLD, and the group on the CPU that was made for it.
-groups: list[Any] = [None, None]
+
+
+def _nobody() -> None: ...
+
+
+# The group WORLD, the group on the CPU that was made for it, and the group WORLD that was started here. Not held:
+# whoever destroys them lets them go.
+_groups: list[Callable[[], Any]] = [_nobody, _nobody]
+_started: list[Callable[[], Any]] = [_nobody]
+# Each group's part of gloo's, whose last reference ends its threads. They must have ended before the interpreter does,
+# or one that still has a tensor aborts the process. Nor may the group go last: before torch 2.9 it waits for them while
+# it holds the GIL, for which they may be waiting.
+_kept: list[tuple[Callable[[], Any], Any]] = []
 
 
 def rank_here() -> int:
@@ -43,13 +55,48 @@ def start(device: torch.device) -> None:
             "RANK and WORLD_SIZE are set; what else torchrun sets is not, or the others did not start.",
             "Start the script with torchrun, or unset RANK to train in one process.",
         ) from error
-    atexit.register(_leave)
+    _started[:] = [weakref.ref(dist.group.WORLD)]
+    if backend == "gloo":
+        _keep(dist.group.WORLD)
 
 
+def _keep(group: Any) -> None:
+    _let_go()
+    _kept.append((weakref.ref(group), group._get_backend(torch.device("cpu"))))
+
+
+def _let_go() -> None:
+    _kept[:] = [(group, backend) for group, backend in _kept if group() is not None]
+
+
+def control_group() -> Any:
+    """The group on the CPU that belongs to the group WORLD. All ask for it together: the first time it is made."""
+    if _groups[0]() is not dist.group.WORLD:
+        made = dist.new_group(backend="gloo")
+        _groups[:] = [weakref.ref(dist.group.WORLD), weakref.ref(made)]
+        _keep(made)
+    return _groups[1]()
+
+
+def break_off() -> None:
+    """Leave the group on the CPU. After a failure the others, who may wait for this process, get an error at once."""
+    group = _groups[1]()
+    if group is not None:
+        _groups[:] = [_nobody, _nobody]
+        with contextlib.suppress(ValueError, RuntimeError):  # it was destroyed along with WORLD, and somebody holds it
+            dist.destroy_process_group(group)
+        del group
+        _let_go()
+
+
+@atexit.register
 def _leave() -> None:
-    # After a failure NCCL might wait here for the others.
-    if dist.is_initialized() and groups[0] is dist.group.WORLD:
+    # Without a group on the CPU there was a failure, after which NCCL might wait here for the others.
+    well = dist.is_available() and dist.is_initialized() and _groups[0]() is dist.group.WORLD
+    break_off()
+    if well and _started[0]() is dist.group.WORLD:
         dist.destroy_process_group()
+    _let_go()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from gpukit.training.common_random import CommonRandom, present
 from gpukit.training.history import EpochRecord
 from gpukit.training.interrupt import Stop
 from gpukit.training.optimizer import load_state
-from gpukit.training.process_group import chip, chunks, groups, start, told_if_lost
+from gpukit.training.process_group import break_off, chip, chunks, control_group, start, told_if_lost
 from gpukit.training.tally import Tally
 
 # A smaller number counts more where the largest of all is taken.
@@ -63,9 +63,7 @@ class Processes(Alone):
         self.rank, self.count, self.device, self.split = dist.get_rank(), dist.get_world_size(), device, split
         if self.rank:
             silence()
-        if groups[0] is not dist.group.WORLD:
-            groups[:] = [dist.group.WORLD, dist.new_group(backend="gloo")]
-        self._control = groups[1]
+        self._control = control_group()
         self._own_stop, self._stop = Stop(), Stop()
         self._own_bad: int | None = None
         self._bad: int | None = None
@@ -233,8 +231,6 @@ class Processes(Alone):
     def close(self, failed: bool = False) -> None:
         if hasattr(self, "common"):
             self.common.come_together()
-        if failed and groups[1] is self._control:
-            # The others, who may wait for this process, get an error at once.
-            groups[:] = [None, None]
-            dist.destroy_process_group(self._control)
-        self._control = None
+        joined, self._control = self._control is not None, None
+        if failed and joined:
+            break_off()

@@ -5,6 +5,7 @@ The cell becomes the module `__main__`, as if its file had been started. DataLoa
 """
 
 import ast
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -17,7 +18,7 @@ import time
 import traceback
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gpukit import notices
 from gpukit.files import write_whole
@@ -159,10 +160,29 @@ def _exit_soon() -> None:
 
 
 def _leave_group() -> None:
-    """Close the process group that the cell left open: torch warns of that, and NCCL may hang at exit."""
+    """Close the process group that the cell left open, for the others' sake.
+
+    Not gloo's, which needs no closing: before torch 2.9 that may wait for ever for its own threads.
+    """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if distributed.get_backend() != "gloo":
         distributed.destroy_process_group()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process as Python ends one, up to the point where it takes the interpreter down.
+
+    What the cell holds, such as a model in DistributedDataParallel, keeps its process group's threads running. One that
+    hands a tensor back to an interpreter that is gone aborts the process, and a cell that ran well would have failed.
+    """
+    threading._shutdown()  # as multiprocessing ends its processes
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or not there
+            stream.flush()
+    os._exit(status)
 
 
 def define(file: str, namespace: dict[str, Any]) -> None:
@@ -187,6 +207,6 @@ if __name__ == "__main__":
     # By its own name: pickled objects must not look for this module in the `__main__` that becomes the cell.
     from gpukit.training import rank
 
-    sys.exit(rank.run(Path(os.environ[CELL]), this_process()))
+    rank.leave(rank.run(Path(os.environ[CELL]), this_process()))
 elif __name__ == "__mp_main__" and CELL in os.environ:
     define(str(Path(os.environ[CELL]) / "cell.py"), globals())

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib
 import io
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import time
 import traceback
+import weakref
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ import gpukit
 from gpukit import notices
 from gpukit.errors import GpukitError, TrainingError, UsageError
 from gpukit.machine import probe
+from gpukit.training import process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -758,6 +761,31 @@ def test_a_process_that_fails_between_steps_keeps_nobody_waiting(how, together):
     assert told[0][0].startswith(why[how])
     assert told[0][1] < 20
     assert told[1] == "died" if how == "dies" else told[1][0] == "the disk is gone"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_group_outlives_its_end(fails, together):
+    """One whose threads still run when the interpreter ends may abort the process, for whose end `_leave` is called."""
+    importlib.import_module("torch._dynamo")  # torch 2.6 keeps a group that is there while it imports this
+
+    def work(rank):
+        model = Net()
+        if fails and rank:
+            model.forward = None
+        try:
+            fit(model, batches())
+        except Exception as error:
+            raised = error  # holds the frames of the run
+        assert fails == ("raised" in locals())
+        made = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]
+        dist.destroy_process_group()
+        destroyed = [str(group()) for group in made if group() is not None]
+        process_group._leave()
+        return len(made), destroyed + process_group._kept
+
+    for count, left in together(2, work):
+        assert count == (1 if fails else 2)
+        assert left == []
 
 
 def test_a_training_may_follow_one_that_failed(together):

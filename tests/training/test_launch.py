@@ -100,6 +100,24 @@ plain = {"mean": float(total.mean()), 3: (1, None, [True])}
     assert left() == []
 
 
+def test_what_the_end_of_an_interpreter_does_is_no_failure_of_a_torchrun_cell():
+    """A gloo thread that still has a tensor then aborts the process, now and then; this object always does."""
+    cell = """import atexit, os, sys, threading, time
+class Held:
+    def __del__(self, abort=os.abort):
+        abort()
+sys.held = Held()
+atexit.register(print, "at exit", end="")
+threading.Thread(target=lambda: (time.sleep(0.3), print("a thread"))).start()
+value = 3
+"""
+    output = Output()
+    assert run_cell("--nproc-per-node 1 --export value", cell, {}, output) == {"value": 3}
+    assert output["out"] == "a thread\nat exit"
+    with pytest.raises(ProcessError, match=r"^Rank 0 of 1 failed in line 10 of the cell: ZeroDivisionError"):
+        run_cell("--nproc-per-node 1", cell + "1 / 0", {}, Output())
+
+
 SPAWNING = """import multiprocessing
 
 SIZE = 4
