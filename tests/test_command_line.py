@@ -378,6 +378,17 @@ def test_info_works_where_torch_is_broken_and_says_so(tmp_path):
     assert any("importing it fails" in note["fact"] for note in json.loads(plain.stdout)["notes"])
 
 
+@pytest.mark.parametrize("content", ["def f(:", "x = 1", "1 / 0"])
+def test_info_works_with_whatever_an_interrupted_install_left_of_torch(content, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(content)
+    done = in_a_process(["info"], environ={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert done.returncode == 1
+    assert "importing it fails" in done.stdout
+    assert "install torch" in done.stdout
+    assert done.stderr == ""
+
+
 def test_bench_where_torch_is_broken_is_told_in_one_line(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
     done = in_a_process(["bench"], environ={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})

@@ -84,8 +84,8 @@ def verify(
         if difference(reference, _run(model, call)).relative > 1e-3:
             raise ExportError(
                 "The model gives another output each time for the same input.",
-                "It draws random numbers even in evaluation mode.",
-                "Pass training=self.training to functional dropout.",
+                "It draws random numbers, or changes what it holds, even in evaluation mode.",
+                "Pass training=self.training to functional dropout; leave buffers alone unless self.training.",
             )
         try:
             worst = worst.larger(difference(reference, call.run_copy(run)))

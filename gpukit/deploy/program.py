@@ -27,9 +27,11 @@ def export_program(model: nn.Module, example: Any, path: str | os.PathLike, *, d
                 torch.export.save(program, str(beside))
                 module = torch.export.load(str(beside)).module()
         except Exception as error:  # each part of the format has errors of its own
+            outputs = [getattr(spec.arg, "value", None) for spec in program.graph_signature.output_specs]
+            texts = [repr(value) for value in outputs if isinstance(value, str)]
             raise ExportError(
                 f"torch.export cannot write the graph and read it back: {first_line(error)}",
-                "",
+                f"The model returns text: {', '.join(texts)}." if texts else "",
                 "Let the model take and return tensors, numbers, and tuples, lists and dicts of these.",
             ) from error
         return checked("The exported program", "torch.export", beside, model, call, dynamic, lambda c: c.run(module))

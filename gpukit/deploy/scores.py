@@ -8,6 +8,7 @@ from torch import nn
 
 from gpukit.deploy.call import call_of, device_of
 from gpukit.deploy.forms import Built
+from gpukit.notices import say
 from gpukit.training.batch import batch_samples, split_batch
 from gpukit.training.tally import accuracy
 
@@ -38,6 +39,7 @@ def score(model: nn.Module, forms: Mapping[str, Built], valid: Iterable | None, 
             output = [tensor.float().cpu() for tensor in call.run_copy(form.run)]
             output = output[0] if len(output) == 1 else output
             if metric is None and not _is_classification(output, target):
+                say("no accuracy: the model's output and the targets are no classes; metric= takes what measures them")
                 return Scores()
             sums[name] += float((metric or accuracy)(output, target)) * count
             if metric is None:

@@ -57,11 +57,11 @@ def unpack(checksum: str, text: str) -> Path:
 
 
 def read_files(checksum: str, text: str) -> dict[str, bytes]:
-    """Names and contents of the files in `text`: a zip in bzip2 in base64, whose SHA-256 is `checksum`."""
+    """Names and contents of the files in `text`: a zip in bzip2 in base85, whose SHA-256 is `checksum`."""
     refused = "The gpukit in this notebook is damaged, and nothing was unpacked."
     action = "Get the notebook again from where it came from, or pack it again with `gpukit pack`."
     try:
-        packed = base64.b64decode("".join(text.split()), validate=True)
+        packed = base64.b85decode("".join(text.split()))
     except ValueError:
         packed = b""
     if hashlib.sha256(packed).hexdigest() != checksum:

@@ -102,9 +102,12 @@ def import_torch(runtime: Runtime) -> None:
     if blocker is not None:
         raise DeviceError(blocker.fact, "", blocker.remedy)
     try:
-        import torch  # noqa: F401
-    # A broken install fails in many ways: missing files, missing libraries, backends that do not fit.
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        import torch
+
+        # A folder that an interrupted uninstall left is imported, and has nothing in it.
+        torch.nn.Module, torch.accelerator  # noqa: B018
+    # A broken install fails in many ways: missing files, damaged files, missing libraries, backends that do not fit.
+    except Exception as error:
         raise import_error(error, runtime.packages) from error
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from gpukit.study.one_step import BACKWARD, OUTSIDE, STEP, Work, on_reference
+from gpukit.study.one_step import BACKWARD, OUTSIDE, STEP, StepFailed, Work, on_reference
 from gpukit.study.operations import TF32_ROUNDOFF, UNIT_ROUNDOFF
 from gpukit.study.parity_report import Measured
 from gpukit.study.parting import BAD, Comparison, everything
@@ -29,7 +29,10 @@ def coarser_format(work: Work, comparison: Comparison, went: list[tuple[Call, Me
         return ""
     for name, unit in FORMATS.items():
         formats = replace(comparison.device.formats, products=unit)
-        draws = [on_reference(work, comparison.device.record, formats, number, wide) for number in (1, 2)]
+        try:
+            draws = [on_reference(work, comparison.device.record, formats, number, wide) for number in (1, 2)]
+        except StepFailed:
+            continue  # the model's code stops at errors of that size, at which the device did not
         again = Comparison(comparison.device, comparison.base, draws, comparison.renamed)
         if not any(measured.verdict in BAD for _, measured in everything(again)):
             return name

@@ -1,5 +1,7 @@
 """One training step on one device, with everything recorded."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,7 @@ from gpukit.study.tolerance import Float64
 from gpukit.study.trace import OUTSIDE, Call, Trace
 from gpukit.training.precision import Precision
 
-BACKWARD, STEP = Call("(backward)", 0), Call("(step)", 0)
+COPY, BACKWARD, STEP = Call("(copy)", 0), Call("(backward)", 0), Call("(step)", 0)
 # GradScaler's first scale, and by how much it is lowered while a gradient overflows.
 FIRST_SCALE, SCALE_STEP = 2.0**16, 2.0**4
 
@@ -72,6 +74,17 @@ class StepFailed(Exception):
         self.call, self.error = call, error
 
 
+@contextlib.contextmanager
+def _told(where: Callable[[], Call]) -> Iterator[None]:
+    """Whatever a model, a kernel or a driver raises is the finding: it is reported with the call it came from."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise StepFailed(where(), error) from error
+
+
 def on_device(work: Work, device: torch.device, precision: Precision) -> Step:
     """A step of `work.against` as `fit` takes it. Raises StepFailed for what the device or the model raises."""
     scale = FIRST_SCALE if precision.name == "fp16" else 1.0
@@ -81,22 +94,25 @@ def on_device(work: Work, device: torch.device, precision: Precision) -> Step:
             formats.low = next((p.dtype for p in work.against.parameters() if p.dtype in LOW), None)
         if precision.name == "tf32":
             formats.products = TF32_ROUNDOFF
-        model = copy_model(work.against, device)
+        with _told(lambda: COPY):
+            model = copy_model(work.against, device)
+            loss_fn = copy_loss(work.loss_fn, device)
+            batch = copy_values((work.inputs, work.target), device)
+            optimizer = copy_optimizer(work.optimizer, work.model, model, work.renamed)
         recorder = Recorder()
         trace = Trace(model, recorder.visit, recorder.again)
         draws = SharedDraws(work.seed)
         mode = NotingFormats(trace, draws, formats, device)
-        loss_fn = copy_loss(work.loss_fn, device)
-        batch = copy_values((work.inputs, work.target), device)
-        optimizer = copy_optimizer(work.optimizer, work.model, model, work.renamed)
         with precision.applied():
             setting = _Setting(model, loss_fn, batch, optimizer, trace, draws, recorder, mode)
             # What torch.set_default_device chose counts on that device only.
             with device if torch.get_default_device().type == device.type else CPU:
                 _run(work, setting, precision, scale)
-            backend.synchronize(device)
             record = recorder.record
-            record.to_reference(scale)
+            with _told(lambda: STEP):
+                # A device that is behind raises here what it met on its way.
+                backend.synchronize(device)
+                record.to_reference(scale)
         overflowed = any(not t.isfinite().all() for k, t in record.tensors.items() if k.kind == "parameter gradient")
         if precision.name == "fp16" and overflowed and scale > 1.0:
             scale /= SCALE_STEP
@@ -195,33 +211,27 @@ def _run(work: Work, it: _Setting, precision: Precision, scale: float = 1.0, lea
             key = Key("parameter gradient", name)
             parameter.register_post_accumulate_grad_hook(lambda _, key=key: record.arrived.append(key))
     inputs, target = it.batch
-    try:
-        with torch.enable_grad(), same_random_state(work.seed), Unfused(), it.mode:
-            with precision.autocast():
-                loss = it.loss_fn(it.model(inputs), target)
-            check_loss(loss)
-            record.tensors[Key("loss", "")] = loss.detach().clone()
-            it.trace.outside = BACKWARD
-            if loss.requires_grad:
-                it.trace.backward = it.recorder.backward = True
-                (loss * scale if scale != 1.0 else loss).backward()
+    with _told(lambda: it.trace.current), torch.enable_grad(), same_random_state(work.seed), Unfused(), it.mode:
+        with precision.autocast():
+            loss = it.loss_fn(it.model(inputs), target)
+        check_loss(loss)
+        record.tensors[Key("loss", "")] = loss.detach().clone()
+        it.trace.outside = BACKWARD
+        if loss.requires_grad:
+            it.trace.backward = it.recorder.backward = True
+            (loss * scale if scale != 1.0 else loss).backward()
+        for name, parameter in named.items():
+            if parameter.grad is not None:
+                record.tensors[Key("parameter gradient", name)] = parameter.grad.detach().clone()
+        it.trace.outside = STEP
+        if loss.requires_grad and it.optimizer is not None:
             for name, parameter in named.items():
-                if parameter.grad is not None:
-                    record.tensors[Key("parameter gradient", name)] = parameter.grad.detach().clone()
-            it.trace.outside = STEP
-            if loss.requires_grad and it.optimizer is not None:
-                for name, parameter in named.items():
-                    _set_gradient(parameter, scale, leader, work.renamed.get(name, name))
-                it.optimizer.step()
-            for name, parameter in named.items():
-                record.tensors[Key("weight", name)] = parameter.detach().clone()
-            for name, buffer in it.model.named_buffers():
-                record.tensors[Key("buffer", name)] = buffer.detach().clone()
-    except (UsageError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        # Whatever a model, a kernel or a driver raises is the finding: it is reported with the module it came from.
-        raise StepFailed(it.trace.current, error) from error
+                _set_gradient(parameter, scale, leader, work.renamed.get(name, name))
+            it.optimizer.step()
+        for name, parameter in named.items():
+            record.tensors[Key("weight", name)] = parameter.detach().clone()
+        for name, buffer in it.model.named_buffers():
+            record.tensors[Key("buffer", name)] = buffer.detach().clone()
 
 
 def _set_gradient(parameter: nn.Parameter, scale: float, leader: Record | None, name: str) -> None:

@@ -20,14 +20,20 @@ PRODUCTS = {
     "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_attention_math", "_cdist_forward",
     "_trilinear", "einsum",
 }  # fmt: skip
+# These add many numbers up where their indices say.
+SCATTERS = {
+    "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "index_put",
+    "index_put_", "_index_put_impl_", "embedding_dense_backward",
+}  # fmt: skip
+# These weight neighbours by where a pixel lies between them.
+RESAMPLING = ("upsample_linear", "upsample_bilinear", "upsample_bicubic", "upsample_trilinear")
 SUMS = {
     "sum", "mean", "var", "var_mean", "std", "std_mean", "norm", "linalg_vector_norm", "native_batch_norm",
     "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "native_batch_norm_backward",
     "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
     "_fused_rms_norm", "_fused_rms_norm_backward", "cumsum", "logsumexp", "_softmax", "_softmax_backward_data",
     "_log_softmax", "_log_softmax_backward_data", "avg_pool2d", "avg_pool2d_backward", "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool2d_backward", "mse_loss", "nll_loss_forward", "nll_loss2d_forward", "embedding_dense_backward",
-    "index_add", "scatter_add", "index_put", "upsample_bilinear2d", "upsample_bilinear2d_backward", "prod", "cumprod",
+    "_adaptive_avg_pool2d_backward", "mse_loss", "nll_loss_forward", "nll_loss2d_forward", "prod", "cumprod",
 }  # fmt: skip
 MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "matmul", "_addmm_activation"}
 # These only move, choose or cut numbers: they are exact in every format.
@@ -43,6 +49,11 @@ EXACT = {
     "clamp_min_", "detach", "alias", "_unsafe_view",
 }  # fmt: skip
 LOW = (torch.bfloat16, torch.float16)
+# Rounding keeps the order of numbers (Higham, 2.1): what a function gives stays within bounds that every format has.
+BOUNDS = {
+    "sigmoid": (0, 1), "hardsigmoid": (0, 1), "_softmax": (0, 1), "_safe_softmax": (0, 1), "tanh": (-1, 1),
+    "erf": (-1, 1), "sin": (-1, 1), "cos": (-1, 1),
+}  # fmt: skip
 
 
 def terms(name: str, args: tuple) -> float:
@@ -52,9 +63,13 @@ def terms(name: str, args: tuple) -> float:
     Approach to Probabilistic Rounding Error Analysis", 2019, theorem 3.1); devices that add in blocks stay far below.
     """
     tensors = [a for a in args if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex())]
+    if not tensors:
+        return 1.0  # integers are added up exactly
     if name in ("sum", "mean"):
-        dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) and args[1] else range(tensors[0].dim())
-        return _of_equal_terms(math.prod(tensors[0].shape[dim] for dim in dims))
+        return _of_equal_terms(_size(tensors[0], args[1] if len(args) > 1 else None))
+    if name.lstrip("_").startswith(RESAMPLING):
+        # A position has an error of its own size, up to the input's side, times u; so have the neighbours' weights.
+        return float(max((args[2] if name.endswith("_backward") else args[0].shape)[2:])) ** 2
     if name in MATRIX_PRODUCTS:
         return tensors[-2].shape[-1]
     if name == "convolution":
@@ -62,20 +77,29 @@ def terms(name: str, args: tuple) -> float:
     return 1.0
 
 
+def _size(tensor: torch.Tensor, dims: Any) -> int:
+    """How many numbers lie along `dims`; in all without them."""
+    shape = tensor.shape or (1,)
+    return math.prod(shape[dim] for dim in (dims if isinstance(dims, list | tuple) and dims else range(len(shape))))
+
+
 # Losses that add up what they compute, and the argument that says whether they do.
-_REDUCTION = {
+REDUCTION = {
     "mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "binary_cross_entropy": 3, "nll_loss_forward": 3,
-    "nll_loss2d_forward": 3,
+    "nll_loss2d_forward": 3, "binary_cross_entropy_with_logits": 4,
 }  # fmt: skip
 
 
 def reduced(name: str, args: tuple) -> float:
-    """How many terms a loss adds up; 1 for anything else.
+    """How many terms a loss or a norm adds up; 1 for anything else.
 
     They have one sign. Added one after the other, the error of their sum is up to the root of their number times the
     roundoff (partial sums grow evenly; Higham, 4.2 and 4.6).
     """
-    place = _REDUCTION.get(name)
+    if name == "linalg_vector_norm":
+        x, order, dims = (*args, *(2, None)[len(args) - 1 :])[:3]
+        return 1.0 if math.isinf(order) else float(max(1, _size(x, dims)))
+    place = REDUCTION.get(name)
     if place is None or (len(args) > place and args[place] == 0):
         return 1.0
     return float(max(1, args[1].numel()))

@@ -78,7 +78,7 @@ def compare_devices(
     )
     runs, notes = runs_asked(devices, precisions)
     notes += words.own_formats(model)
-    expected: dict[str, Step] = {}
+    expected: dict[str, Step | None] = {}
     # Copies made in inference mode could not have gradients; the caller's autocast is none of what was asked for.
     with torch.inference_mode(False), contextlib.ExitStack() as switched_off:
         for kind in {"cpu", *(device.type for device, _ in runs)}:
@@ -136,7 +136,11 @@ def _compare(
         return replace(entry, seconds=time.perf_counter() - started)
     if name not in expected:
         # The same for every device: formats differ little, and this is what is shown, not what is judged by.
-        expected[name] = on_reference(work, formats=step.formats, draw=1, wide=wide)
+        try:
+            expected[name] = on_reference(work, formats=step.formats, draw=1, wide=wide)
+        except StepFailed as stopped:
+            expected[name] = None
+            comparison.stopped.append(stopped)
     entry = _entry(entry, work, comparison, reference, expected[name], wide)
     return replace(entry, seconds=time.perf_counter() - started)
 
@@ -145,16 +149,25 @@ def _following(work: Work, step: Step, wide: torch.dtype) -> Comparison:
     """The reference along the device's run, with as many draws as the verdict needs."""
     base = on_reference(work, step.record, wide=wide)
     comparison = Comparison(step, base, [], work.renamed)
-    while len(comparison.draws) < MOST_DRAWS:
-        number = len(comparison.draws) + 1
-        comparison.draws.append(on_reference(work, step.record, step.formats, number, wide))
+    for number in range(1, MOST_DRAWS + 1):
+        try:
+            comparison.draws.append(on_reference(work, step.record, step.formats, number, wide))
+        except StepFailed as stopped:
+            # The model's code checks its numbers, and no device had these: the other draws show what rounding does.
+            comparison.stopped.append(stopped)
+            continue
         if not any(measured.verdict in BAD for _, measured in everything(comparison)):
             break
     return comparison
 
 
 def _entry(
-    entry: DeviceParity, work: Work, comparison: Comparison, reference: Step, perturbed: Step, wide: torch.dtype
+    entry: DeviceParity,
+    work: Work,
+    comparison: Comparison,
+    reference: Step,
+    perturbed: Step | None,
+    wide: torch.dtype,
 ) -> DeviceParity:
     pieces = everything(comparison)
     went = [(call, measured) for call, measured in pieces if measured.what == "output"]
@@ -165,6 +178,8 @@ def _entry(
     entry = replace(entry, layers=layers, others=others, notes=notes)
     if not reference.record.tensors[Key("loss", "")].isfinite().all():
         return replace(entry, **words.not_finite_itself(reference))
+    if first is None and not comparison.draws:
+        return replace(entry, verdict="not judged", sentence=words.not_judged(entry, comparison.stopped[0]))
     if first is None:
         return replace(entry, verdict="sound", sentence=words.sound(entry))
     rounding = coarser_format(work, comparison, went, entry.precision, wide)
@@ -177,7 +192,7 @@ def _entry(
 
 
 def _layers(
-    comparison: Comparison, went: list[tuple[Call, Measured]], reference: Step, perturbed: Step
+    comparison: Comparison, went: list[tuple[Call, Measured]], reference: Step, perturbed: Step | None
 ) -> tuple[Measured, ...]:
     """A row for each call: the worst of its pieces, and its output's whole error since the batch."""
     pieces: dict[Call, list[Measured]] = {}
@@ -194,7 +209,9 @@ def _layers(
     return tuple(rows)
 
 
-def _total(call: Call, device: Step, reference: Step, perturbed: Step) -> tuple[float | None, float | None]:
+def _total(call: Call, device: Step, reference: Step, perturbed: Step | None) -> tuple[float | None, float | None]:
+    if perturbed is None:
+        return None, None
     errors, spreads, norms = 0.0, 0.0, 0.0
     for number in range(reference.record.count_at(Point(call, "out"))):
         key = Key("value", Point(call, "out"), number)

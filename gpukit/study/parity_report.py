@@ -60,7 +60,7 @@ class DeviceParity:
 
     verdict    "sound": all differences are rounding of this precision; "coarser": they are rounding, of the coarser
                format named in `rounding`; "parts": something computes another thing; "not finite"; "failed": the step
-               raised, `sentence` says what
+               raised, `sentence` says what; "not judged": the reference raised whenever errors were put in
     layers     a row for each call of a module, in order of execution: its output
     others     loss, input gradients, gradients of parameters, weights and buffers after the step
     first      where it parts first: forward in order of execution, then backward in its order; None if nowhere

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from gpukit.study.one_step import BACKWARD, STEP, Step
+from gpukit.study.one_step import BACKWARD, STEP, Step, StepFailed
 from gpukit.study.operations import UNIT_ROUNDOFF
 from gpukit.study.parity_report import Measured
 from gpukit.study.record import Key
@@ -20,10 +20,14 @@ TINY = 2.0**-126
 
 
 class Comparison:
-    """A device's step against the reference's that followed it, and the same with errors put in (`draws`)."""
+    """A device's step against the reference's that followed it, and the same with errors put in (`draws`).
+
+    `stopped` are the runs with errors put in that the model's own code did not go through with.
+    """
 
     def __init__(self, device: Step, base: Step, draws: list[Step], renamed: dict[str, str]):
         self.device, self.base, self.draws, self.renamed = device, base, draws, renamed
+        self.stopped: list[StepFailed] = []
 
     def there(self, key: Key) -> Key:
         """The key in the device's run: another model may have a parameter under another name."""
@@ -59,6 +63,8 @@ class Comparison:
                 share = 1 - finite.double().mean().item()
                 return replace(blank, verdict="not finite", detail=f"{share:.1%} of the entries are not finite")
         error, scale = distance(ours, theirs), norm(ours)
+        if not drawn:
+            return replace(blank, error=error / (scale or 1.0), detail="nothing shows what rounding does here")
         expected = SAFETY * max((distance(ours, tensor) for tensor in drawn), default=0.0)
         expected += self._storage(key, owner) * scale
         if ours.is_floating_point() or ours.is_complex():

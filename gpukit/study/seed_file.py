@@ -1,6 +1,9 @@
 """What a seed study depends on, so that it goes on only from a file of its own."""
 
+import contextlib
+import dis
 import hashlib
+import inspect
 import os
 import platform
 import types
@@ -28,11 +31,41 @@ def plan_of(
 
 
 def _code(function: Any) -> str:
-    """A function's name and a hash of what it does: comments and line numbers are not in it."""
+    """A function's name, a hash of what it does, without comments and line numbers, and the values it works with."""
     inner = getattr(function, "func", function)  # functools.partial
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
-    code = getattr(inner, "__code__", None) or getattr(type(inner).__dict__.get("__call__"), "__code__", None)
-    return name if code is None else f"{name} {_hash(code).hexdigest()[:12]}"
+    plain = inner if hasattr(inner, "__code__") else type(inner).__dict__.get("__call__")
+    if not hasattr(plain, "__code__"):
+        return name
+    given = {"arguments": getattr(function, "args", ()) or None, **_outer(plain)}
+    with contextlib.suppress(ValueError, TypeError):  # a signature that cannot be read
+        given |= {n: p.default for n, p in inspect.signature(function).parameters.items() if p.default is not p.empty}
+    values = ", ".join(f"{n}={value!r:.60}" for n, value in sorted(given.items()) if _is_plain(value))
+    return f"{name} {_hash(plain.__code__).hexdigest()[:12]}" + (f" ({values})" if values else "")
+
+
+def _outer(function: types.FunctionType) -> dict[str, Any]:
+    """The variables outside a function that it reads and does not itself set."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    found, written, codes = {}, set(), [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
+                written.add(step.argval)
+            elif step.opname == "LOAD_GLOBAL" and step.argval in function.__globals__:
+                found[step.argval] = function.__globals__[step.argval]
+    for name, cell in cells.items():
+        with contextlib.suppress(ValueError):  # not set yet
+            found[name] = cell.cell_contents
+    return {name: value for name, value in found.items() if name not in written}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return bool(value) and all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | complex | str)
 
 
 def _hash(code: types.CodeType) -> Any:

@@ -8,7 +8,8 @@ on Finite Precision Computations", 1996). So a sum that cancels gets a wide tole
 is how many times the spread is allowed (`SAFETY` in `gpukit.study.parting`).
 
 Every operation of PyTorch is perturbed, in backward and in the optimiser's step as in forward: its result, and for
-products and sums also what goes in, because devices add up in an order of their own.
+products and sums also what goes in, because devices add up in an order of their own. An operation that hides a
+difference, and a sum at indices, get the errors of the steps that they are made of.
 """
 
 import functools
@@ -20,10 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpukit.study.formats import Formats
 from gpukit.study.operations import (
+    BOUNDS,
     EXACT,
     FP16_UNDERFLOW,
     LOW,
     PRODUCTS,
+    REDUCTION,
+    RESAMPLING,
+    SCATTERS,
     SUMS,
     TERMS_BY_OUTPUT,
     UNIT_ROUNDOFF,
@@ -84,8 +89,10 @@ class Float64(TorchDispatchMode):
         stored = self.formats.of(call, name) if noisy else None
         if noisy and name in TERMS_BY_OUTPUT:
             out = self._by_output(func, name, args, kwargs, stored)
-        elif noisy and (name in PRODUCTS or name in SUMS):
+        elif noisy and (name in PRODUCTS or name in SUMS or name.lstrip("_").startswith(RESAMPLING)):
             out = func(*self._erring(func, args, kwargs, self._unit(name, stored, terms(name, args))), **kwargs)
+        elif noisy and name in SCATTERS and args[0].dtype == self.wide:
+            out = self._scattered(func, args, kwargs, stored)
         else:
             out = func(*args, **kwargs)
         # The CPU takes the moments of long rows in blocks, but those of a batch with channels last one after the other.
@@ -95,6 +102,8 @@ class Float64(TorchDispatchMode):
         )
         if noisy and name in moments:
             self._err_in_moments(name, args, out)
+        if noisy:
+            self._err_in_differences(name, args, out, stored)
         if func.is_view:
             return out
         out = self._widened(out)
@@ -105,6 +114,8 @@ class Float64(TorchDispatchMode):
             elif name not in EXACT:
                 unit = max(UNIT_ROUNDOFF[stored], UNIT_ROUNDOFF[torch.float32] * math.sqrt(reduced(name, args)))
                 self._perturb([*outputs(out), *written(func, args, kwargs)], unit, stored)
+                if name.removesuffix("_") in BOUNDS:
+                    out.clamp_(*BOUNDS[name.removesuffix("_")])
             elif name == "copy_" and args[0].dtype == self.wide and stored in LOW:
                 self._perturb([args[0]], UNIT_ROUNDOFF[stored], stored)
         return out
@@ -163,6 +174,51 @@ class Float64(TorchDispatchMode):
         result.add_((result if shift is None else result - shift) * along)
         result.sub_(step if weight is None else step * weight)
         scale.addcmul_(scale, error)
+
+    def _err_in_differences(self, name: str, args: tuple, out: Any, stored: torch.dtype) -> None:
+        """What ends in a difference gets the errors of both sides, of which its own size, near zero, says nothing.
+
+        A sum's relative error d is an absolute one of its logarithm: log(s (1 + d)) = log s + d.
+        """
+        unit = UNIT_ROUNDOFF[stored]
+        if name in ("_log_softmax", "logsumexp"):
+            share = (args[0] - args[0].logsumexp(args[1], keepdim=True)).exp()
+            # Terms below the roundoff of the sum are lost whole, in every row to the same side.
+            lost = share.where(share < unit, 0.0).sum(args[1], keepdim=True)
+            error = self._noise(lost, unit * math.sqrt(share.numel() / max(1, lost.numel())))
+            error += lost * self._noise(lost.sum(), 1.0)
+            out.add_(error if name == "_log_softmax" else error.view(out.shape))
+        elif name == "_log_softmax_backward_data":
+            gradient, log, dim = args[:3]
+            terms = (gradient != 0).sum(dim, keepdim=True)
+            share = log.exp() * gradient.sum(dim, keepdim=True) * terms.sqrt()
+            out.add_(share * self._noise(share, unit))
+        elif name == "log_sigmoid_forward":
+            out[0].add_(self._noise(out[0], unit))
+        elif name == "log_sigmoid_backward":
+            out.add_(args[0] * self._noise(out, unit))
+        elif name in ("binary_cross_entropy", "binary_cross_entropy_with_logits"):
+            # (1 - target) x - log sigmoid(x), where both are x if it is large; without logits log(1 - x).
+            error = (1 - args[1]) * self._noise(args[0], unit) * (args[0] if name.endswith("logits") else 1)
+            error = error if len(args) < 3 or args[2] is None else error * args[2]
+            place = REDUCTION[name]
+            out.add_((error, error.mean(), error.sum())[args[place] if len(args) > place else 1])
+
+    def _scattered(self, func: Any, args: tuple, kwargs: dict, stored: torch.dtype) -> torch.Tensor:
+        """Sums at indices, with errors of as many additions as meet at each, in the format in which they are kept.
+
+        Their bound is the number's root times the sum of absolute values (see `terms`), and for equal terms, which are
+        all rounded the same way, the number times the sum.
+        """
+
+        def of(change: Any) -> torch.Tensor:
+            return func(*(change(a) if isinstance(a, torch.Tensor) and self._real(a) else a for a in args))
+
+        added = (of(lambda tensor: (tensor != 0).to(tensor.dtype)) - 1).clamp_(min=0)  # 0 + x is exact
+        size = of(torch.abs)
+        out = func(*args, **kwargs)
+        error = self._noise(out, UNIT_ROUNDOFF[stored]) * (added.sqrt() * size + added * out.abs())
+        return out.add_(error.nan_to_num_(0.0, 0.0, 0.0))
 
     def _erring(self, func: Any, args: tuple, kwargs: dict, unit: float) -> tuple:
         own = {id(tensor) for tensor in written(func, args, kwargs)}

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpukit.training.batch import sample_count
+from gpukit.training.inner_steps import is_inner
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Witness:
         )
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_inner(optimizer):
+            return
         if id(optimizer) not in self._seen:
             self._seen[id(optimizer)] = optimizer
             self._unchecked.add(id(optimizer))
@@ -122,6 +125,8 @@ class Witness:
                 self._digest.update(values.view(torch.uint8).numpy())
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_inner(optimizer):
+            return
         # After it: an optimiser that is given a closure has no gradients before.
         if id(optimizer) in self._unchecked:
             self._unchecked.remove(id(optimizer))

@@ -35,7 +35,12 @@ def first_line(error: BaseException) -> str:
 
 def module(call: Call, kind: str = "") -> str:
     if call.module.startswith("("):
-        return {"(loss)": "the loss", "(backward)": "the backward pass", "(step)": "the optimiser's step"}[call.module]
+        return {
+            "(loss)": "the loss",
+            "(copy)": "the copying to it",
+            "(backward)": "the backward pass",
+            "(step)": "the optimiser's step",
+        }[call.module]
     name = call.module or "the model's own code"
     kind = f" ({kind})" if kind and call.module else ""
     return f"{name}{kind}" + (f", call {call.number + 1}" if call.number else "")
@@ -54,6 +59,11 @@ def failed(entry: DeviceParity, failure: StepFailed) -> str:
 def cannot_follow(entry: DeviceParity, failure: StepFailed) -> str:
     what = f"{first_line(failure.error)} (in {module(failure.call)})"
     return f"{entry.label} parts from the reference, which cannot go on with what was computed there: {what}"
+
+
+def not_judged(entry: DeviceParity, stopped: StepFailed) -> str:
+    what = f"{first_line(stopped.error)} (in {module(stopped.call)})"
+    return f"{entry.label} cannot be judged: with errors of {entry.precision} rounding the model's code stops: {what}"
 
 
 def sound(entry: DeviceParity) -> str:
@@ -159,5 +169,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
             yield f"called in {who} only: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
     if not any(key.kind == "parameter gradient" for key in base.record.tensors):
         yield "no parameter trains: the forward pass was compared alone"
+    if comparison.stopped:
+        runs = "1 run" if len(comparison.stopped) == 1 else f"{len(comparison.stopped)} runs"
+        first = comparison.stopped[0]
+        why = f"{first_line(first.error)} (in {module(first.call)})"
+        yield f"{runs} with errors put in stopped and {'counts' if runs == '1 run' else 'count'} for nothing: {why}"
     if device.gradient_scale != 1.0:
         yield f"the loss was scaled by {device.gradient_scale:,.0f}"

@@ -68,14 +68,8 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor], own: Ca
         return own(value)
     if isinstance(value, (torch.Size, str, bytes, type)):
         return value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(part, value))
-    if isinstance(value, tuple):
-        return type(value)(map(part, value))
-    if isinstance(value, list):
-        made = copy(value)
-        made[:] = map(part, value)
-        return made
+    if isinstance(value, (tuple, list)):
+        return _with_items(value, [*map(part, value)])
     if isinstance(value, Mapping):
         return _with_values(value, {key: part(value[key]) for key in value})
     if is_dataclass(value):
@@ -84,6 +78,21 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor], own: Ca
             object.__setattr__(made, field.name, part(getattr(value, field.name)))
         return made
     return value
+
+
+def _with_items(sequence: tuple | list, items: list) -> tuple | list:
+    """A tuple or list of the same class and attributes, with these `items`."""
+    if isinstance(sequence, list):
+        made = copy(sequence)
+        made[:] = items
+        return made
+    try:
+        made = tuple.__new__(type(sequence), items)  # the class's own may take other arguments
+    except TypeError:  # torch.return_types
+        return type(sequence)(items)
+    if hasattr(sequence, "__dict__"):
+        vars(made).update(vars(sequence))
+    return made
 
 
 def _with_values(mapping: Mapping, parts: dict) -> Mapping:
@@ -143,6 +152,8 @@ def batch_samples(inputs: Any, target: Any) -> int:
 
     Raises DataError where there are none: a mean over nothing would make every weight NaN.
     """
+    if isinstance(target, (tuple, list)) and _one_each(target, sample_count(inputs)):
+        return len(target)
     if count := sample_count(target) or sample_count(inputs):
         return count
     raise DataError(
@@ -152,14 +163,24 @@ def batch_samples(inputs: Any, target: Any) -> int:
     )
 
 
-def split_samples(value: Any, count: int, start: int, stop: int) -> Any:
+def _one_each(value: tuple | list, count: int) -> bool:
+    """Whether it holds something for each of `count` samples, and not parts that each hold all of them."""
+    if not 0 < len(value) == count:
+        return False
+    tensors = [part for part in value if isinstance(part, torch.Tensor)]
+    if not tensors:  # a DataLoader leaves what it cannot stack, such as strings, as a tuple
+        return isinstance(value, list) or all(isinstance(part, (str, bytes)) for part in value)
+    return len(tensors) == count and {len(tensor) for tensor in tensors if tensor.dim()} != {count}
+
+
+def split_samples(value: Any, count: int, start: int, stop: int, *, nested: bool = False) -> Any:
     """The samples from `start` to `stop` of a batch of `count`; what has no dimension of that length goes along whole.
 
     Raises TrainingError for what only its own class could split, such as a PackedSequence or a batch of graphs.
     """
 
     def part(inner: Any) -> Any:
-        return split_samples(inner, count, start, stop)
+        return split_samples(inner, count, start, stop, nested=True)
 
     if isinstance(value, torch.Tensor):
         return value[start:stop] if value.dim() and value.shape[0] == count else value
@@ -168,13 +189,11 @@ def split_samples(value: Any, count: int, start: int, stop: int) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         packed = callable(getattr(value, "to", None))
         if not packed:
-            return type(value)(*map(part, value))
+            return _with_items(value, [*map(part, value)])
     elif isinstance(value, (tuple, list)):
-        samples = isinstance(value, list) and not any(isinstance(v, torch.Tensor) for v in value)
-        # A DataLoader leaves what it cannot stack, such as strings, as a tuple.
-        if len(value) == count and (samples or all(isinstance(v, (str, bytes)) for v in value)):
+        if nested and _one_each(value, count):
             return value[start:stop]
-        return type(value)(map(part, value))
+        return _with_items(value, [*map(part, value)])
     elif isinstance(value, Mapping) and not callable(getattr(value, "to", None)):
         return _with_values(value, {key: part(value[key]) for key in value})
     elif is_dataclass(value) and not isinstance(value, type):

@@ -12,7 +12,7 @@ from torch import nn
 from gpukit.errors import TrainingError, UsageError, unknown_name
 from gpukit.machine import backend
 from gpukit.training.batch import to_device
-from gpukit.training.oom import is_out_of_memory, release
+from gpukit.training.oom import is_out_of_memory, needs_two, release
 from gpukit.training.prepare import check_gradients, choose_device, choose_precision
 from gpukit.training.shown import Shown
 from gpukit.training.storages import LiveStorages
@@ -177,7 +177,13 @@ class _Stage:
             return Trial(size, False, expected=True)
         try:
             trial = self._try(size)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, ValueError) as error:
+            if size == 1 and needs_two(error):
+                raise TrainingError(
+                    f"Batch norm cannot train on one sample: {error}",
+                    f"Two do not fit into the memory of {self.device}, or most=1 was asked for.",
+                    "Pass most=2 or more, or take a smaller model or input.",
+                ) from error
             if not is_out_of_memory(error):
                 raise
             trial = Trial(size, False)

@@ -167,7 +167,9 @@ class Buckets:
             bucket.work.wait()
 
     def close(self) -> None:
-        """Leave the parameters as they were."""
+        """Leave the parameters as they were, and nothing begun: that would hold the group, and the others with it."""
+        for bucket in self._buckets:
+            bucket.work = None
         for handle in self._handles:
             handle.remove()
         for parameter in self.parameters:

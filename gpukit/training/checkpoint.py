@@ -18,7 +18,7 @@ from gpukit.errors import UsageError
 from gpukit.machine.processes import this_process
 from gpukit.notices import say
 from gpukit.training.checkpoint_file import CheckpointFile
-from gpukit.training.identity import differences, identity, inexact, machine, settings
+from gpukit.training.identity import batches, differences, identity, inexact, machine, settings
 from gpukit.training.prepare import Run
 from gpukit.training.random_states import random_states, restore_random_states
 from gpukit.training.recorder import Recorder
@@ -99,7 +99,8 @@ class Checkpoints(NoCheckpoints):
             self.file.check()
         # Said before the first step; lazy modules have no state yet.
         run_state(self.run, with_model=not any(map(is_lazy, self.run.model.parameters())))
-        self._identity, self._torch = identity(self.run, self.train, self.valid), str(torch.__version__)
+        self._identity = identity(self.run, self.train, self.valid) | self._batches()
+        self._torch = str(torch.__version__)
         content = self.file.read()
         self.run.processes.check_same("checkpoint", content and (content["epoch"], content["steps"]))
         if content is None:
@@ -182,13 +183,18 @@ class Checkpoints(NoCheckpoints):
                 say(f"checkpoint: not saved, since {name} is no longer finite; the one before stays")
                 return
             settled = {"identity": self._identity, "torch": self._torch, "epochs": self.epochs}
-            now = {"settings": settings(self.run), "machine": self._machine, "micro_batch": self.steps.micro_batch}
+            now = {"settings": settings(self.run) | self._batches(), "machine": self._machine}
+            now["micro_batch"] = self.steps.micro_batch
             self.file.write({**settled, **now, **to_host(dict(place), "run"), **state})
         except (OSError, UsageError) as error:
             reason = getattr(error, "strerror", None) or error
             say(f"checkpoint: not saved ({reason}); training goes on, and {self._saved} is the last that is saved")
         else:
             self._saved = _place_in_words(place)
+
+    def _batches(self) -> dict[str, str]:
+        """The first process writes, and the samplers of others may be of another length."""
+        return {} if self._rank else batches(self.train, self.valid, self._processes)
 
     def _refuse_another(self, content: Mapping[str, Any]) -> None:
         same_torch = content["torch"] == self._torch

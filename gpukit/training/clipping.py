@@ -33,7 +33,7 @@ def clip_gradients(
     et al. 2013, section 3.2, by `torch.nn.utils`.
     """
     for name, limit in (("norm", norm), ("value", value)):
-        if limit is not None and not (type(limit) in (int, float) and limit > 0):
+        if limit is not None and (isinstance(limit, bool) or not (isinstance(limit, (int, float)) and limit > 0)):
             raise UsageError(f"{name} is {limit!r}.", "A limit is an int or float above zero.", "Pass 1.0.")
     if norm is None and value is None:
         raise UsageError("Neither norm nor value is given.", "Nothing would be clipped.", "Pass norm=1.0.")

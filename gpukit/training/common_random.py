@@ -27,12 +27,12 @@ class CommonRandom:
     def drawn(self) -> Iterator[None]:
         """Within this, what is drawn is the same in all processes, if all draw the same."""
         own = present()
-        _set(self.state)
+        set_present(self.state)
         try:
             yield
         finally:
             self.state = present()
-            _set(own)
+            set_present(own)
 
     def part_ways(self, rank: int) -> None:
         """Let this process draw numbers of its own: the first goes on as it is, the others' seeds come from it."""
@@ -44,7 +44,7 @@ class CommonRandom:
 
     def come_together(self) -> None:
         """Give all processes one state again; another one than at first, so that a next run draws other numbers."""
-        _set(self.state)
+        set_present(self.state)
         if torch.equal(self.state[2], self._first[2]):
             torch.rand((), device="cpu")
 
@@ -65,7 +65,7 @@ def present() -> State:
     return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
 
-def _set(state: State) -> None:
+def set_present(state: State) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gpukit.training.batch import sample_count
+from gpukit.notices import say
 
 # These divide by the number of targets that count, or by the sum of their classes' weights.
-_BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss)
+_BY_CLASS = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward, F.cross_entropy, F.nll_loss)
+_MODULES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss)
 # These divide by the number of elements, which differs between batches of one size where sequences differ in length.
 _BY_ELEMENT = (
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss),
+    *(kind.forward for kind in _MODULES),
     *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy),
     F.binary_cross_entropy_with_logits,
 )
@@ -25,16 +26,17 @@ def reduction_of(loss_fn: Any) -> str:
     return _setting(loss_fn, "reduction", "mean")
 
 
-def shares(loss_fn: Any, targets: Sequence[Any]) -> list[float | torch.Tensor]:
+def shares(loss_fn: Any, targets: Sequence[Any], samples: Sequence[int]) -> list[float | torch.Tensor]:
     """What the loss of each part counts in the loss of all: factors that add up to 1; or all 1 for a sum.
 
-    `targets` are the parts' targets, on the device. Cross entropy counts the targets that are not `ignore_index`, by
-    their classes' weights; losses by element count elements; any other function's mean counts samples. The factors of
-    cross entropy are tensors on the targets' device, of no dimension: reading them would mean waiting.
+    `targets` are the parts' targets, on the device, of so many `samples`. Cross entropy counts the targets that are not
+    `ignore_index`, by their classes' weights; losses by element count elements; any other function's mean counts
+    samples. The factors of cross entropy are tensors on the targets' device, of no dimension: reading them would mean
+    waiting.
     """
     if reduction_of(loss_fn) == "sum":
         return [1.0] * len(targets)
-    counts = [denominator(loss_fn, target) for target in targets]
+    counts = samples if counts_samples(loss_fn) else [denominator(loss_fn, target) for target in targets]
     total = sum(counts)
     return [count / total for count in counts]
 
@@ -47,19 +49,19 @@ def share_of_loss(loss: torch.Tensor, share: float | torch.Tensor) -> torch.Tens
 
 
 def counts_samples(loss_fn: Any) -> bool:
-    """Whether the loss is the mean over the samples, whatever the targets are."""
-    return _kind(loss_fn) not in (*_BY_CLASS, *_BY_ELEMENT)
-
-
-def denominator(loss_fn: Any, target: Any) -> float | torch.Tensor:
-    """What a mean loss of this target divides by: a number, or a tensor of no dimension on the target's device."""
+    """Whether the loss is the mean over the samples, whatever the targets are; of one's own that is said."""
     kind = _kind(loss_fn)
-    if not isinstance(target, torch.Tensor):
-        return sample_count(target)
-    if kind in _BY_ELEMENT:
+    if kind in _BY_CLASS or kind in _BY_ELEMENT:
+        return False
+    if not str(getattr(kind, "__module__", "")).startswith("torch."):
+        say("the loss function is your own: taken for a mean over samples in parts of a step; PyTorch's are known")
+    return True
+
+
+def denominator(loss_fn: Any, target: torch.Tensor) -> float | torch.Tensor:
+    """What a mean loss that does not count samples divides by: a number, or a tensor of no dimension on the device."""
+    if _kind(loss_fn) in _BY_ELEMENT:
         return target.numel()
-    if kind not in _BY_CLASS:
-        return sample_count(target)
     if target.is_floating_point():  # a probability for each class
         return target.numel() / target.shape[1] if target.dim() > 1 else 1
     counts = target != _setting(loss_fn, "ignore_index", -100)
@@ -69,10 +71,13 @@ def denominator(loss_fn: Any, target: Any) -> float | torch.Tensor:
     return (weight.to(target.device)[torch.where(counts, target, 0)] * counts).sum()
 
 
-def _kind(loss_fn: Any) -> type | Callable:
+def _kind(loss_fn: Any) -> Callable:
+    """The function that computes the loss: a subclass's is its parent's as long as it defines no other."""
     while isinstance(loss_fn, functools.partial):
         loss_fn = loss_fn.func
-    return type(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+    for compiled in ("_orig_mod", "_torchdynamo_orig_callable"):
+        loss_fn = getattr(loss_fn, compiled, loss_fn)
+    return getattr(loss_fn.forward, "__func__", loss_fn.forward) if isinstance(loss_fn, nn.Module) else loss_fn
 
 
 def _setting(loss_fn: Any, name: str, default: Any) -> Any:

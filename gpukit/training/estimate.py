@@ -116,7 +116,7 @@ def _estimate(
             "buffer_bytes": [buffer for module in modules for buffer in module.buffers()],
             "batch_bytes": tensors_in((inputs, target)),
             "gradient_bytes": [parameter.grad for parameter in parameters],
-            "optimizer_bytes": [value for state in optimizer.state.values() for value in state.values()],
+            "optimizer_bytes": tensors_in(optimizer.state),
         }
         held = {name: sum(bytes_by_storage(tensors).values()) for name, tensors in held.items()}
     peak_in = max(peaks, key=peaks.__getitem__)

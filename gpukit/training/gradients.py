@@ -14,6 +14,7 @@ from gpukit.errors import UsageError
 from gpukit.training import clipping
 from gpukit.training.dead_units import DeadUnits, layer_name
 from gpukit.training.gradient_report import GradientRecord, GradientReport, Layer
+from gpukit.training.inner_steps import is_inner
 from gpukit.training.oom import is_out_of_memory
 
 # One transfer for so many watched steps.
@@ -97,6 +98,8 @@ class GradientWatch:
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        if is_inner(optimizer):
+            return
         self._pending = None
         held = self._mine_of(p for group in optimizer.param_groups for p in group["params"])
         if not held:
@@ -142,6 +145,8 @@ class GradientWatch:
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_inner(optimizer):
+            return
         piece, self._pending = self._pending, None
         if piece is not None:
             if piece.closure:

@@ -1,5 +1,6 @@
 """What a run is: everything that must be the same for a checkpoint of it to be gone on from."""
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -20,6 +21,7 @@ from gpukit.training.random_states import unwrapped
 
 Described = dict[str, str]
 # Another version of torch may word a module otherwise, or know settings that this one does not.
+_BATCHES = "batches of the "
 _WORDED_BY_TORCH = ("model: ", "optimiser, group ", "scheduler: ")
 
 
@@ -50,12 +52,27 @@ def settings(run: Run) -> Described:
     return named | dict(_flat("scheduler: ", run.scheduler.state_dict() if run.scheduler is not None else {}))
 
 
+def batches(train: Any, valid: Any, processes: int) -> Described:
+    """How samplers cut the data into batches, in this process of so many; they may change it as epochs go by."""
+    named = {}
+    for part, data in (("training", unwrapped(train)), ("validation", unwrapped(valid))):
+        if isinstance(data, DataLoader):
+            sampler = data.sampler if data.batch_sampler is None else data.batch_sampler
+            cut = {name: getattr(sampler, name, None) for name in ("batch_size", "drop_last")}
+            with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
+                cut["number"] = len(sampler)
+            named[f"{_BATCHES}{part} data (processes: {processes})"] = describe(cut)
+    return named
+
+
 def differences(there: Described, then: Described, here: Described, same_torch: bool) -> list[str]:
     """What is not the same, in words. `then` are the settings at the save, which those that trained before have."""
     found = []
     models = [any(name.startswith("model: ") for name in described) for described in (there, here)]
     same_torch = same_torch and all(models)  # lazy modules say what they are after the first batch
     for name in {**there, **here}:
+        if name.startswith(_BATCHES) and not (name in there and name in here):
+            continue  # of another number of processes, or of a gpukit that did not compare them
         worded = name.startswith(_WORDED_BY_TORCH)
         if worded and not same_torch and (name.startswith("model: ") or name not in there or name not in here):
             continue
@@ -92,8 +109,8 @@ def inexact(train: Any) -> str | None:
         if isinstance(train.dataset, IterableDataset):
             train = () if train.num_workers else train.dataset  # workers draw from generators of their own
         else:
-            parts = (train.batch_sampler, train.sampler)
-            train = next((part for part in parts if part and not type(part).__module__.startswith("torch.")), ())
+            parts = [part for part in (train.batch_sampler, train.sampler) if part is not None]
+            train = next((part for part in parts if not type(part).__module__.startswith("torch.")), ())
     if not isinstance(train, list | tuple) and not hasattr(train, "starting_at"):
         return (
             f"a {type(train).__name__} is started anew, and its first batches are left out; it is exact if random "

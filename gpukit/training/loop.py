@@ -58,7 +58,8 @@ def fit(
     batch; with cross entropy it is the accuracy unless given. `device` None takes what `setup()` chose. `precision` is
     "fp32", "tf32", "bf16", "fp16" or "auto". TensorBoard scalars go to `log_dir`.
 
-    `accumulate` batches make one step, by the gradient of their samples together. `clip_norm` is the largest norm that
+    `accumulate` batches make one step, by the gradient of their samples together: of PyTorch's losses by what each one
+    divides by, of a function of one's own by the number of samples. `clip_norm` is the largest norm that
     the whole gradient may have. Where memory runs out, `on_oom="halve"` takes the step again in parts, "raise" ends.
 
     With `checkpoint="run.pt"` the run is saved there at the end of each epoch, every `checkpoint_minutes` within one,

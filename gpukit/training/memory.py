@@ -9,6 +9,7 @@ from torch import nn
 
 from gpukit.machine import backend
 from gpukit.machine.setup import current
+from gpukit.training.batch import tensors_in
 from gpukit.training.memory_trace import active
 from gpukit.training.shown import Shown
 from gpukit.training.storages import bytes_by_storage
@@ -82,9 +83,7 @@ def memory_report(
         "parameter_bytes": count(parameters),
         "buffer_bytes": count(model.buffers() if model is not None else ()),
         "gradient_bytes": count(parameter.grad for parameter in parameters),
-        "optimizer_bytes": count(
-            value for one in optimizers for state in one.state.values() for value in state.values()
-        ),
+        "optimizer_bytes": count(tensors_in([one.state for one in optimizers])),
     }
     told = _TOLD.get(device.type, _of_allocator)(device, sum(counted.values()), seen)
     return MemoryReport(str(device), backend.device_name(device), **counted, **told)
@@ -163,14 +162,16 @@ def _of_process(device: torch.device, counted: int, seen: set[int]) -> dict[str,
     trace = active(device)
     other = None if trace is None else sum(size for key, size in trace.storages.alive.items() if key not in seen)
     free, total = backend.memory(device)
+    # The system's books of the two are not of one moment.
+    used, peak = backend.process_bytes(), backend.peak_bytes(device)
     notes = ("in all, peak and rest are the process's, with Python and libraries",)
     if other is None:
         notes += ('the CPU tells no activations; inside `with gpukit.trace_memory("cpu"):` gpukit follows them',)
     return {
         "other_bytes": other,
-        "reserved_bytes": backend.process_bytes(),
-        "rest_bytes": _less(backend.process_bytes(), counted, other or 0),
-        "peak_bytes": backend.peak_bytes(device),
+        "reserved_bytes": used,
+        "rest_bytes": _less(used, counted, other or 0),
+        "peak_bytes": peak and max(peak, used or 0),
         "free_bytes": free,
         "total_bytes": total,
         "notes": notes,

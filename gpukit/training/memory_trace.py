@@ -11,6 +11,7 @@ from gpukit.errors import UsageError
 from gpukit.machine import backend
 from gpukit.machine.setup import current
 from gpukit.notices import say
+from gpukit.training.inner_steps import is_inner
 from gpukit.training.storages import LiveStorages
 from gpukit.views import view
 
@@ -53,7 +54,7 @@ class MemoryTrace:
         if self._read() is None:
             say(f"memory trace: {self.device} does not tell what is in use; the trace shows the memory of this process")
             self.source = "the process"
-        self._hook = register_optimizer_step_post_hook(lambda *_: self.sample())
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: is_inner(optimizer) or self.sample())
         if self.storages is not None:
             self.storages.__enter__()
         _active.append(self)

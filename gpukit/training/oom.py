@@ -33,6 +33,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
+def needs_two(error: BaseException) -> bool:
+    """Whether batch norm had a single sample to train on."""
+    return isinstance(error, ValueError) and "more than 1 value per channel" in str(error)
+
+
 def release(device: torch.device) -> None:
     """Give back what nothing refers to any more: Python's cycles first, then the blocks that the allocator keeps."""
     gc.collect()

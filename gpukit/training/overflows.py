@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from gpukit.training.inner_steps import is_inner
+
 
 class Overflows:
     """Counts the steps that a GradScaler left out because a gradient was infinite or NaN; it tells nobody itself.
@@ -18,6 +20,8 @@ class Overflows:
         self._hook = optimizer.register_step_post_hook(self._called) if scaler is not None else None
 
     def _called(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_inner(optimizer):
+            return
         self._calls += 1
         flag = getattr(optimizer, "found_inf", None)
         if flag is not None:

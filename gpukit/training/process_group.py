@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ def _nobody() -> None: ...
 # whoever destroys them lets them go.
 _groups: list[Callable[[], Any]] = [_nobody, _nobody]
 _started: list[Callable[[], Any]] = [_nobody]
+_numbers = itertools.count()
 # Each group's part of gloo's, whose last reference ends its threads. They must have ended before the interpreter does,
 # or one that still has a tensor aborts the process. Nor may the group go last: before torch 2.9 it waits for them while
 # it holds the GIL, for which they may be waiting.
@@ -48,7 +50,10 @@ def start(device: torch.device) -> None:
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)  # the one that NCCL means
     try:
-        dist.init_process_group(backend)
+        store, rank, count = next(dist.rendezvous("env://"))
+        # torchrun's store outlives a group: one that follows another must not find that one's addresses in it.
+        store = dist.PrefixStore(f"gpukit {next(_numbers)}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     except (ValueError, RuntimeError) as error:
         raise DeviceError(
             f"This is one of {this_process().count} processes, and they do not find one another: {error}",

@@ -23,7 +23,7 @@ def random_states(roots: Mapping[str, Any]) -> dict[str, Any]:
         "python": as_plain(random.getstate()),
         "torch": torch.get_rng_state(),
         **{kind: _device_states(kind) for kind in KINDS if _in_use(kind)},
-        "held": {name: [[_kind(thing), _state(thing)] for thing in _held(root)] for name, root in roots.items()},
+        "held": {name: [[_kind(thing), _state(thing)] for thing in held_by(root)] for name, root in roots.items()},
     }
     if (numpy := sys.modules.get("numpy")) is not None:
         states["numpy"] = as_plain(numpy.random.get_state(legacy=False))
@@ -41,12 +41,12 @@ def restore_random_states(states: Mapping[str, Any], roots: Mapping[str, Any], s
         _restore_shared(states)
     others = []
     for name, root in roots.items():
-        held, stored = list(_held(root)), states["held"].get(name, [])
+        held, stored = list(held_by(root)), states["held"].get(name, [])
         if list(map(_kind, held)) != [kind for kind, _ in stored]:
             others.append(name)
             continue
         for thing, (_, state) in zip(held, stored, strict=True):
-            _set_state(thing, state)
+            set_state(thing, state)
     return others
 
 
@@ -86,7 +86,7 @@ def _device_states(kind: str) -> list[torch.Tensor]:
     return [module.get_rng_state()] if kind == "mps" else module.get_rng_state_all()
 
 
-def _held(root: Any) -> Iterator[Any]:
+def held_by(root: Any) -> Iterator[Any]:
     """Generators and gpukit loaders reachable from a root, in an order that is the same in every process."""
     root = unwrapped(root)
     if isinstance(root, Epochs):
@@ -103,17 +103,22 @@ def _kind(thing: Any) -> str:
 
 
 def _state(thing: Any) -> Any:
+    state = state_of(thing)
+    return state if isinstance(state, torch.Tensor) else as_plain(state)
+
+
+def state_of(thing: Any) -> Any:
     if isinstance(thing, Epochs):
         return thing.epoch
     if isinstance(thing, torch.Generator):
         return thing.get_state()
     if isinstance(thing, random.Random):
-        return as_plain(thing.getstate())
+        return thing.getstate()
     bits = getattr(thing, "bit_generator", None)
-    return as_plain(thing.get_state(legacy=False) if bits is None else bits.state)
+    return thing.get_state(legacy=False) if bits is None else bits.state
 
 
-def _set_state(thing: Any, state: Any) -> None:
+def set_state(thing: Any, state: Any) -> None:
     if isinstance(thing, Epochs):
         thing.epoch = state
     elif isinstance(thing, torch.Generator):

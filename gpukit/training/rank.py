@@ -8,6 +8,8 @@ import ast
 import atexit
 import contextlib
 import faulthandler
+import gc
+import io
 import json
 import os
 import shutil
@@ -174,14 +176,20 @@ def _leave_group() -> None:
 def leave(status: int) -> NoReturn:
     """End this process as Python ends one, up to the point where it takes the interpreter down.
 
-    What the cell holds, such as a model in DistributedDataParallel, keeps its process group's threads running. One that
-    hands a tensor back to an interpreter that is gone aborts the process, and a cell that ran well would have failed.
+    What is not released by then, such as a model in DistributedDataParallel, keeps its process group's threads running:
+    one that hands a tensor back to an interpreter that is gone aborts the process, and the cell would have failed.
     """
     threading._shutdown()  # as multiprocessing ends its processes
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or not there
-            stream.flush()
+    # The cell's variables, as at the end of any program: they may hold files that nobody has closed.
+    names = vars(sys.modules["__main__"])
+    for name in [name for name in names if not name.startswith("__")]:
+        del names[name]
+    gc.collect()
+    for thing in gc.get_objects():
+        if isinstance(thing, io.IOBase):
+            with contextlib.suppress(Exception):  # closed, or only read from
+                thing.flush()
     os._exit(status)
 
 

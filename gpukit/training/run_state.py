@@ -64,10 +64,12 @@ def load_run_state(run: Run, state: Mapping[str, Any]) -> None:
 
 
 def first_not_finite(run: Run, state: Mapping[str, Any]) -> str | None:
-    """The name of the first weight that holds NaN or infinity."""
+    """The name of the first trained weight that holds NaN or infinity; others may, as masks do."""
     weights = state["model"]
-    names = (name for name, _ in run.model.named_parameters() if name in weights and weights[name].dtype in _FLOATS)
-    return next((name for name in names if not weights[name].isfinite().all()), None)
+    held = {id(p) for group in run.optimizer.param_groups for p in group["params"] if p.requires_grad}
+    names = (name for name, p in run.model.named_parameters() if id(p) in held and name in weights)
+    floats = (name for name in names if weights[name].dtype in _FLOATS)
+    return next((name for name in floats if not weights[name].isfinite().all()), None)
 
 
 def to_host(value: Any, owner: str) -> Any:

@@ -59,13 +59,11 @@ class SharedSteps(Steps):
 
     def _begin(self) -> None:
         """Begin a step of what is trained now: between steps weights may be frozen, unfrozen or added."""
-        held = (parameter for group in self.run.optimizer.param_groups for parameter in group["params"])
-        found = dict.fromkeys((*self.run.model.parameters(), *held))
+        found = dict.fromkeys((*self.run.model.parameters(), *self._held()))
         trained = [parameter for parameter in found if parameter.requires_grad and parameter.numel()]
         if trained and (self._buckets is None or [*map(id, trained)] != [*map(id, self._buckets.parameters)]):
             self.close()
-            numbers = 0 if self._denominators is None else self.run.accumulate
-            self._buckets = Buckets(trained, self._processes, numbers)
+            self._buckets = Buckets(trained, self._processes, int(self._denominators is not None))
         self._buckets.begin()
 
     def _compute(self, parts: Sequence[Part], tally: Tally) -> None:
@@ -91,7 +89,7 @@ class SharedSteps(Steps):
             if outcome == _FAILED:
                 self._raise(failure)
             if outcome == _DONE:
-                self._take(found, parts)
+                self._take(found)
                 tally.steps += 1
                 break
             at_once = _LARGE - at_once
@@ -110,11 +108,10 @@ class SharedSteps(Steps):
         """Compute and begin to exchange this process's gradients; what stood in the way, if anything did."""
         self._begin()
         most = max((part.sizes[self._processes.rank] for part in parts), default=0)
-        self._at_once, self._counted, failure = min(most, self.micro_batch or most), [], None
+        self._at_once, self._waiting, failure = min(most, self.micro_batch or most), [], None
         try:
             if self._denominators is not None:
-                own = self._stacked([self._denominator(part) for part in parts])
-                self._buckets.add(nn.functional.pad(own, (0, self.run.accumulate - len(parts))))
+                self._buckets.add(self._stacked([self._denominator(part) for part in parts]).sum(0, keepdim=True))
             self._add_gradients(parts, tally)
         except Exception as error:
             failure = error
@@ -125,19 +122,19 @@ class SharedSteps(Steps):
             failure.__cause__ = failure.__context__ = None
         return failure
 
-    def _take(self, found: list[int], parts: Sequence[Part]) -> None:
+    def _take(self, found: list[int]) -> None:
         """Step by the sums, now that what a mean loss of the whole divides by is known, too."""
         if self._denominators is None:
             self._buckets.take(found)
             return
-        wholes = self._buckets.take(found, divided_by=self._samples)
-        for counted, number, at_once in self._counted:
-            counted *= sum(parts[number].sizes) / at_once / wholes[number]
+        whole = self._buckets.take(found, divided_by=self._samples)[0]
+        for counted, at_once in self._waiting:
+            counted *= self._samples / at_once / whole
 
     def _add_gradients(self, parts: Sequence[Part], tally: Tally) -> None:
         run = self.run
-        pieces = [(number, *piece) for number, part in enumerate(parts) for piece in self._pieces(part)]
-        for place, (number, inputs, target, self._at_once) in enumerate(pieces, start=1):
+        pieces = [piece for part in parts for piece in self._pieces(part)]
+        for place, (inputs, target, self._at_once) in enumerate(pieces, start=1):
             inputs, target = to_device((inputs, target), run.device)
             with run.precision.autocast():
                 output = run.forward(inputs)
@@ -148,7 +145,7 @@ class SharedSteps(Steps):
                 own = torch.as_tensor(self._denominators(target), device=loss.device)
                 share = own / self._samples
                 counted = share_of_loss(loss.detach(), own).float()  # of which the rest is known after the exchange
-                self._counted.append((counted, number, self._at_once))
+                self._waiting.append((counted, self._at_once))
             part = share_of_loss(loss, share)
             if place == len(pieces):
                 self._buckets.arm()
@@ -161,20 +158,23 @@ class SharedSteps(Steps):
         self._judged += 1
         if self._judged % BATCHES_BETWEEN_STOPS == 0:
             self._processes.agree()
-        self._whole = None
+        self._whole, self._judged_samples = None, sum(part.sizes)
         if self._denominators is not None:
-            whole = self._stacked([self._denominator(part)])
+            self._own = self._stacked([self._denominator(part)])
+            whole = self._own.clone()
             with told_if_lost():
                 dist.all_reduce(whole, group=self._processes.group_for(whole.device))
-            self._whole = whole[0], sum(part.sizes)
+            self._whole = whole[0]
         if part.batch is not None:
             super().judge(part.batch, tally)
 
-    def _judged_loss(self, loss: torch.Tensor, target: Any) -> torch.Tensor:
+    def _shares(self, parts: Sequence[tuple[Any, Any, int]]) -> list[float | torch.Tensor]:
+        self._samples = self._judged_samples
         if self._whole is None:
-            return loss
-        whole, samples = self._whole
-        return share_of_loss(loss, self._denominators(target) / whole) * (samples / self._at_once)
+            return [count / self._samples for _, _, count in parts]
+        if len(parts) == 1:
+            return [self._own[0] / self._whole]
+        return [self._denominators(to_device(target, self.run.device)) / self._whole for _, target, _ in parts]
 
     def _pieces(self, part: Part) -> Iterator[tuple[Any, Any, int]]:
         return iter(()) if part.batch is None else self._parts(part.batch)
@@ -192,7 +192,7 @@ class SharedSteps(Steps):
     def _raise(self, failure: Exception | None) -> None:
         """End each failed process by its own error, and the others by one that tells of it."""
         told = self._processes.gather(None if failure is None else f"{type(failure).__name__}: {first_line(failure)}")
-        if failure is not None and is_out_of_memory(failure) and self._before is not None:
+        if failure is not None and ((self._before and is_out_of_memory(failure)) or self._is_too_small(failure)):
             raise self._hopeless(failure) from failure
         if failure is not None:
             raise failure

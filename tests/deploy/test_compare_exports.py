@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import gpukit
+from gpukit import notices
 from gpukit.deploy.latency import latencies, percentile
 from gpukit.errors import DataError, UsageError
 
@@ -53,6 +54,14 @@ def test_exports_are_scored_by_a_metric_of_ones_own(small, batches):
     found = gpukit.compare_exports(small, valid=batches, forms=(), metric=largest, **QUICK)
     assert (found.metric, found["eager"].same_class) == ("largest", None)
     assert found["eager"].score > 0
+
+
+@pytest.mark.parametrize("target", [torch.rand(3, 4), torch.randint(4, (3, 1))])
+def test_exports_whose_accuracy_cannot_be_told_say_so(target, small, batches, capsys):
+    notices.forget()
+    found = gpukit.compare_exports(small, valid=[(batches[0][0][:3], target)], forms=(), **QUICK)
+    assert (found.metric, found["eager"].score) == ("", None)
+    assert "no accuracy: the model's output and the targets are no classes" in capsys.readouterr().out
 
 
 def test_a_compared_export_goes_to_a_file_and_comes_back(compared, tmp_path):

@@ -273,3 +273,29 @@ def test_an_export_says_what_was_checked(small, images, tmp_path):
     said = str(gpukit.export_program(small, images, tmp_path / "small.pt2"))
     assert "small.pt2" in said
     assert "batches of 1, 11, 5: largest difference 0.0e+00" in said
+
+
+def test_an_exported_program_cannot_return_text_and_says_which(tmp_path):
+    class Named(nn.Module):
+        def forward(self, x):
+            return {"out": x * 2, "kind": "a word"}
+
+    try:
+        gpukit.export_program(Named(), torch.randn(2, 3), tmp_path / "named.pt2")
+    except ExportError as error:
+        assert "The model returns text: 'a word'." in str(error)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exported_model_that_counts_its_calls_is_not_told_of_dropout_alone(tmp_path):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+
+        def forward(self, x):
+            self.n += 1
+            return x * self.n
+
+    with pytest.raises(ExportError, match="changes what it holds"):
+        gpukit.export_program(Counts(), torch.randn(2, 3), tmp_path / "counts.pt2")

@@ -804,6 +804,10 @@ def test_the_badges_of_a_project_that_came_without_git_lead_to_its_notebooks(tmp
     assert publish.path_in_repository(outside, outside) == "a.ipynb"
 
 
-def test_base64_is_what_the_text_is(carried):
+def test_base85_is_what_the_text_is_and_ipython_takes_none_of_it_for_its_own(carried):
+    from IPython.core.inputtransformer2 import TransformerManager
+
     lines = [line for line in carried.source.splitlines() if len(line) == payload.LINE_LENGTH and " " not in line]
-    assert len(base64.b64decode("".join(lines) + "=" * (-len("".join(lines)) % 4))) > 50_000
+    assert len(base64.b85decode("".join(lines))) > 50_000
+    assert {line[0] for line in lines} & set("%!?")  # what it would take for a magic, a command, a question
+    assert TransformerManager().transform_cell(carried.source) == carried.source + "\n"

@@ -108,10 +108,10 @@ def environment(tmp_path_factory):
 
 def run_all_cells(notebook: Path, environment: dict[str, str]) -> str:
     """Run the notebook under nbval, as a user's own pytest would, in its folder; what pytest printed."""
-    options = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120", "--nbval-kernel-startup-timeout=120"]
+    options = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300", "--nbval-kernel-startup-timeout=120"]
     alone = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(notebook.parent)]
     command = [sys.executable, "-m", "pytest", "-q", *options, *alone, notebook.name]
-    done = subprocess.run(command, cwd=notebook.parent, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=notebook.parent, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return done.stdout
 

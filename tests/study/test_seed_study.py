@@ -1,5 +1,6 @@
 """seed_study: what it runs, what it sees of each run, how it goes on, and what it says."""
 
+import functools
 import json
 import math
 import sys
@@ -150,6 +151,20 @@ def test_gradients_left_on_while_evaluating_do_not_make_training_of_it():
             model(INPUTS[:5])
     work = witness.work()
     assert (work.samples_trained, work.samples_evaluated, work.evaluated_in_train_mode) == (64, 10, 0)
+
+
+def test_a_step_within_a_step_is_no_other_step():
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model = nn.Linear(4, 1)
+    optimizer = Own(model.parameters(), lr=0.1)
+    with watching() as witness:
+        for _ in range(3):
+            model(INPUTS).sum().backward()
+            optimizer.step()
+    assert (witness.work().optimiser_steps, witness.work().samples_trained) == (3, 96)
 
 
 def test_accumulated_passes_all_count_as_training():
@@ -512,6 +527,44 @@ def test_a_function_is_known_by_what_it_does_and_not_by_its_comments():
         exec(source, names)
         codes.append(_code(names["f"]))
     assert codes[0] == codes[1] != codes[2]
+
+
+def test_a_file_of_other_values_is_refused_with_the_values_shown(tmp_path):
+    """Wherever a training function has them from, other than its two arguments."""
+    names = {"rate": 0.1, "runs": 0}
+    exec("def outside(seed, device):\n    global runs\n    runs += 1\n    return [rate for _ in 'a'][0] * seed", names)
+
+    def enclosed(rate):
+        count = 0
+
+        def train(seed, device):
+            nonlocal count
+            count += 1
+            return rate * seed
+
+        return train
+
+    def default(seed, device, *, rate=0.1):
+        return rate * seed
+
+    changed = functools.partial(default, rate=0.5)
+
+    def leading(rate, seed, device):
+        return rate * seed
+
+    pairs = {
+        "global": (names["outside"], names["outside"]),
+        "enclosed": (enclosed(0.1), enclosed(0.5)),
+        "keyword": (functools.partial(default, rate=0.1), changed),
+        "leading": (functools.partial(leading, 0.1), functools.partial(leading, 0.5)),
+    }
+    for kind, (first, second) in pairs.items():
+        path = tmp_path / f"{kind}.json"
+        quiet(first, 2, "cpu", path=path)
+        assert len(quiet(first, 3, "cpu", path=path).runs) == 3, "what it counts itself is no other value"
+        names["rate"] = 0.5
+        with pytest.raises(DataError, match=r"was .*0\.1.*, and is .*0\.5.* now"):
+            quiet(second, 3, "cpu", path=path)
 
 
 def test_another_schedule_is_told_though_it_begins_alike():

@@ -151,6 +151,15 @@ def test_values_that_do_not_vary_are_compared_without_a_division_by_zero():
     assert (apart.low, apart.high) == (pytest.approx(0.1), pytest.approx(0.1))
 
 
+def test_two_runs_a_side_that_do_not_vary_are_no_proof():
+    """Coarse values are alike by chance."""
+    two, three = compare_groups([0.70] * 2, [0.75] * 2), compare_groups([0.70] * 3, [0.75] * 3)
+    assert (two.beyond_chance, three.beyond_chance) == (False, True)
+    rng = np.random.default_rng(0)
+    draws = rng.choice([0.70, 0.75, 0.80], size=(400, 2, 2))
+    assert sum(compare_groups(*map(list, draw)).beyond_chance for draw in draws) == 0
+
+
 @pytest.mark.parametrize(("first", "second"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], []), ([1.0, math.nan], [1.0, 2.0])])
 def test_groups_that_cannot_be_compared_are_refused(first, second):
     with pytest.raises(UsageError, match="cannot be compared"):

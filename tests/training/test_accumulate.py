@@ -9,12 +9,24 @@ import torch.nn.functional as F
 from torch import nn
 
 import gpukit
+from gpukit import notices
 from gpukit.errors import UsageError
+from gpukit.training import prepare
 from gpukit.training.denominators import share_of_loss, shares
 from gpukit.training.loop import groups_of
+from gpukit.training.precision import Precision
 
 CLASSES = 5
 WEIGHT = torch.tensor([0.1, 3.0, 1.0, 0.5, 2.0])
+
+
+class OwnName(nn.CrossEntropyLoss):
+    """PyTorch's own computation."""
+
+
+class OwnForward(nn.CrossEntropyLoss):
+    def forward(self, output, target):
+        return (output.logsumexp(1) - output.gather(1, target[:, None])[:, 0]).mean()
 
 
 def classes(n, generator):
@@ -29,9 +41,12 @@ LOSSES = {
     "weighted": nn.CrossEntropyLoss(weight=WEIGHT),
     "weighted and smoothed": nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.2),
     "another ignore_index": nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=2),
+    "a subclass": OwnName(weight=WEIGHT),
+    "compiled": torch.compile(nn.CrossEntropyLoss(weight=WEIGHT), backend="eager"),
     "a function": F.cross_entropy,
     "a function with settings": functools.partial(F.cross_entropy, weight=WEIGHT, ignore_index=1),
     "a function with a sum": functools.partial(F.cross_entropy, reduction="sum"),
+    "another forward": OwnForward(weight=WEIGHT),
     "likelihood": lambda output, target: F.cross_entropy(output, target),
 }
 
@@ -48,7 +63,9 @@ def apart(found, expected):
 def accumulated(model, loss_fn, inputs, targets, sizes):
     model.zero_grad()
     targets = targets.split(sizes)
-    for x, y, share in zip(inputs.split(sizes), targets, shares(loss_fn, targets), strict=True):
+    for x, y, share in zip(
+        inputs.split(sizes), targets, shares(loss_fn, targets, list(map(len, targets))), strict=True
+    ):
         share_of_loss(loss_fn(model(x), y), share).backward()
     return gradients(model)
 
@@ -59,7 +76,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(name, sizes):
     generator = torch.Generator().manual_seed(1)
     model, loss_fn = nn.Linear(6, CLASSES), LOSSES[name]
     inputs = torch.randn(12, 6, generator=generator)
-    ignores = not name.startswith(("likelihood", "another", "a function with settings"))
+    ignores = not name.startswith(("likelihood", "another ", "a function with settings"))
     targets = classes(12, generator) if ignores else torch.randint(CLASSES, (12,), generator=generator)
     loss_fn(model(inputs), targets).backward()
     expected = gradients(model)
@@ -95,7 +112,7 @@ def test_sequences_of_different_length_count_by_their_elements():
     flat.backward()
     expected = gradients(model)
     model.zero_grad()
-    for x, y, share in zip(inputs, targets, shares(loss_fn, targets), strict=True):
+    for x, y, share in zip(inputs, targets, shares(loss_fn, targets, list(map(len, targets))), strict=True):
         share_of_loss(loss_fn(model(x), y), share).backward()
     assert apart(gradients(model), expected) < 1e-6
 
@@ -147,7 +164,66 @@ def test_fit_accumulates_to_the_weights_of_the_large_batch_the_last_group_too(na
     plain = gpukit.fit(large_model, large, **settings)
     assert apart(list(small_model.parameters()), list(large_model.parameters())) < 1e-6
     assert [(e.steps, e.samples) for e in accumulated.epochs] == [(e.steps, e.samples) for e in plain.epochs]
+    assert [e.train_loss for e in accumulated.epochs] == pytest.approx([e.train_loss for e in plain.epochs], rel=1e-6)
     assert accumulated.epochs[0].steps == 3
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "accumulate", "lines"),
+    [
+        (lambda output, target: F.cross_entropy(output, target), 2, 1),
+        (OwnForward(), 2, 1),
+        (OwnForward(), 1, 0),
+        (OwnForward(reduction="sum"), 2, 0),
+        (OwnName(), 2, 0),
+        (F.cross_entropy, 2, 0),
+        (nn.MultiMarginLoss(), 2, 0),
+        (functools.partial(F.multi_margin_loss, margin=2.0), 2, 0),
+    ],
+)
+def test_what_a_function_of_ones_own_counts_in_a_part_is_said_once(loss_fn, accumulate, lines, capsys):
+    notices.forget()
+    data = batches([4, 4, 4, 4], ignored=False)
+    gpukit.fit(dropless(), data, epochs=2, loss_fn=loss_fn, accumulate=accumulate, device="cpu", progress=False)
+    assert capsys.readouterr().out.count("the loss function is your own") == lines
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_weights_that_the_optimiser_does_not_hold_change_nothing_in_the_step(precision, monkeypatch):
+    monkeypatch.setattr(prepare, "choose_precision", lambda device, asked: Precision(precision, "cpu"))
+    models = []
+    for trains in (True, False):
+        model = dropless()
+        model[0].requires_grad_(trains)
+        optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        settings = {"epochs": 2, "clip_norm": 0.05, "device": "cpu", "progress": False}
+        gpukit.fit(model, batches([4, 4, 4], ignored=False), optimizer=optimizer, **settings)
+        models.append(model)
+    assert not torch.equal(models[0][2].weight, dropless()[2].weight)
+    assert torch.equal(models[0][2].weight, models[1][2].weight)
+    [kept] = batches([4], ignored=False)
+    settings = {"epochs": 1, "optimizer": torch.optim.SGD(models[0][2].parameters(), lr=0.0), "device": "cpu"}
+    found = []
+    for times in (1, 3):
+        gpukit.fit(models[0], [kept] * times, progress=False, **settings)
+        found.append(models[0][0].weight.grad)
+    assert torch.equal(*found)  # of the last step alone
+
+
+def test_targets_of_many_lengths_count_by_their_samples():
+    def loss_fn(output, target):
+        return torch.stack([(row.sum() - own.sum()) ** 2 for row, own in zip(output, target, strict=True)]).mean()
+
+    inputs, target = torch.randn(6, 6), [torch.ones(size) for size in (3, 1, 4, 2, 2, 6)]
+    found = []
+    for cuts in ([(0, 6)], [(0, 2), (2, 6)]):
+        model = dropless()
+        data = [(inputs[start:stop], target[start:stop]) for start, stop in cuts]
+        settings = {"loss_fn": loss_fn, "accumulate": len(cuts), "device": "cpu", "progress": False}
+        history = gpukit.fit(model, data, epochs=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), **settings)
+        assert history.epochs[0].samples == 6
+        found.append(list(model.parameters()))
+    assert apart(*found) < 1e-5
 
 
 def test_losses_and_metrics_of_accumulated_steps_are_means_over_all_samples():

@@ -142,3 +142,41 @@ def test_a_number_that_goes_along_is_not_taken_for_the_number_of_samples(kind):
     target = kind(temperature=torch.tensor(0.5), labels=torch.zeros(8))
     assert batch_samples(torch.ones(8, 2), target) == 8
     assert batch_samples(torch.ones(3), torch.tensor(1)) == 1
+
+
+class Given(tuple):
+    """Takes its items one by one, as a named tuple does, and has more to it."""
+
+    def __new__(cls, *items):
+        return super().__new__(cls, items)
+
+
+def test_a_tuple_of_a_class_of_its_own_keeps_class_items_and_attributes():
+    value = Given(torch.ones(4), "name")
+    value.source = "a file"
+    for made in (to_device(value, torch.device("meta")), split_samples(value, 4, 0, 2)):
+        assert (type(made), len(made), made[1], made.source) == (Given, 2, "name", "a file")
+    assert to_device(value, torch.device("meta"))[0].is_meta
+    largest = torch.ones(4, 2).max(1)
+    assert type(to_device(largest, torch.device("meta"))) is type(largest)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("shapes", [[3, 1, 2], [3, 3, 1], [0, 2, 2], [(), (), ()]])
+def test_a_list_of_one_tensor_for_each_sample_counts_and_is_cut_as_such(kind, shapes):
+    inputs, target = torch.ones(3, 2), kind(map(torch.zeros, shapes))
+    assert batch_samples(inputs, target) == 3
+    part = split_samples((inputs, target), 3, 1, 3)
+    assert len(part[0]) == 2
+    assert [*map(id, part[1])] == [*map(id, target[1:])]
+
+
+def test_a_list_of_parts_that_hold_all_samples_is_no_list_of_samples():
+    heads, inputs = [torch.arange(2), torch.ones(2, 5)], torch.ones(2, 3)
+    assert batch_samples(inputs, heads) == 2
+    assert batch_samples(torch.ones(8, 3), [torch.ones(8)] * 2) == 8
+    assert [len(head) for head in split_samples((inputs, heads), 2, 0, 1)[1]] == [1, 1]
+    with pytest.raises(DataError, match="no samples"):
+        batch_samples([], [])
+    # The time comes first; a pair is not two samples.
+    assert [*map(len, split_samples((torch.ones(5, 2), torch.arange(2)), 2, 0, 1))] == [5, 1]

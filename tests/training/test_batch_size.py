@@ -85,6 +85,13 @@ def test_never_more_samples_are_tried_than_asked_for(most, goal):
         assert found.batch_size == most
 
 
+@pytest.mark.parametrize("most", [1, None])
+def test_batch_norm_that_is_left_one_sample_is_named(most):
+    model = nn.Sequential(Limited(1 if most is None else 9), nn.BatchNorm1d(3))
+    with pytest.raises(TrainingError, match=r"Batch norm cannot train on one sample.*most=1"):
+        find(model, most=most)
+
+
 def test_a_data_set_is_the_limit_by_itself(small_set):
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
     found = gpukit.find_batch_size(net, small_set, device="cpu", precision="fp32", steps=1)

@@ -23,7 +23,15 @@ from resuming import (
     tensors,
 )
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from gpukit.errors import DataError, TrainingError, UsageError
 from gpukit.notices import forget
@@ -306,6 +314,26 @@ def test_weights_that_are_no_longer_finite_are_not_saved(path, capsys):
     assert "not saved, since 0.weight is no longer finite" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_weights_that_are_not_trained_may_be_infinite(held, path):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = perceptron()
+            self.mask = nn.Parameter(torch.tensor([0.0, -math.inf]), requires_grad=not held)
+
+        def forward(self, x):
+            return self.net(x) + self.mask.clamp(-1)
+
+    def optimizer(parameters):
+        return momentum(p for p in parameters if held or p.shape != (2,))
+
+    whole = run("a list", model=Masked, optimizer=optimizer)
+    assert run("a list", path=path, model=Masked, optimizer=optimizer, crash_after=3) is None
+    assert CheckpointFile(path).read()["steps"] == 2
+    assert_same_bits(run("a list", path=path, model=Masked, optimizer=optimizer), whole)
+
+
 def test_saves_are_some_minutes_apart(path):
     from gpukit.training.checkpoint import Checkpoints
 
@@ -387,6 +415,118 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_difference_named(change
         run(**{**same, **change}, path=path)
     assert difference in refused.value.cause
     assert path.read_bytes() == before
+
+
+class Own(Sampler):
+    """Indices, or batches of them, and a length only where one is told."""
+
+    def __init__(self, items, **attributes):
+        self.items = items
+        vars(self).update(attributes)
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+class Long(Own):
+    def __len__(self):
+        return len(self.items)
+
+
+def batched(size, drop_last=False):
+    return lambda: DataLoader(tensors(), batch_sampler=BatchSampler(SequentialSampler(range(22)), size, drop_last))
+
+
+def drawn(sampler, *arguments, **options):
+    return lambda: DataLoader(tensors(), sampler=sampler(*arguments), batch_size=4, **options)
+
+
+def cut(kind, *sizes, **attributes):
+    return lambda: DataLoader(tensors(), batch_sampler=kind([list(range(size)) for size in sizes], **attributes))
+
+
+CUTS = {
+    "batches of another size": (batched(4), batched(8)),
+    "the last batch left out": (batched(4), batched(4, drop_last=True)),
+    "fewer draws": (drawn(WeightedRandomSampler, [1.0] * 22, 20), drawn(WeightedRandomSampler, [1.0] * 22, 12)),
+    "another subset": (drawn(SubsetRandomSampler, range(20)), drawn(SubsetRandomSampler, range(12))),
+    "an own sampler": (drawn(Long, range(20)), drawn(Long, range(12))),
+    "own batches": (cut(Long, 4, 4, 4, 4, 4), cut(Long, 4, 4, 4)),
+    "own batches of no length": (cut(Own, 4, 4, 4, 4, batch_size=4), cut(Own, 8, 8, 8, 8, batch_size=8)),
+}
+
+
+@pytest.mark.parametrize(("before", "now"), CUTS.values(), ids=CUTS)
+def test_data_that_are_cut_into_other_batches_are_refused(before, now, path):
+    run(before, path=path, crash_after=3)
+    with pytest.raises(
+        UsageError, match=r"batches of the training data .* was \{batch_size: .*\}, and is \{batch_size: "
+    ):
+        run(now, path=path)
+    run("a list", path=path.with_name("valid.pt"), valid=before, epochs=1)
+    with pytest.raises(UsageError, match="batches of the validation data"):
+        run("a list", path=path.with_name("valid.pt"), valid=now)
+    assert_same_bits(run(before, path=path), run(before))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(tensors())
+
+
+class LongStream(Stream):
+    def __len__(self):
+        return 22
+
+
+SAME = {
+    "a sampler without a length": (drawn(Own, range(20)), drawn(Own, range(20))),
+    "batches without a length": (cut(Own, 4, 4, 4, 4), cut(Own, 4, 4, 4, 4)),
+    "a stream": (lambda: DataLoader(Stream(), batch_size=4), lambda: DataLoader(Stream(), batch_size=4)),
+    "a stream with a length": (lambda: DataLoader(LongStream(), batch_size=4),) * 2,
+    "no batches": (lambda: DataLoader(list(DataLoader(tensors(), batch_size=4)), batch_size=None),) * 2,
+    "other workers": (drawn(SequentialSampler, range(22)), drawn(SequentialSampler, range(22), num_workers=1)),
+}
+
+
+@pytest.mark.parametrize(("before", "now"), SAME.values(), ids=SAME)
+def test_data_that_are_cut_into_the_same_batches_go_on(before, now, path):
+    run(before, path=path, crash_after=3)
+    assert_same_bits(run(now, path=path), run(before))
+
+
+def test_a_checkpoint_from_before_batches_were_compared_goes_on(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "batches", lambda *_: {})
+        run(batched(4), path=path, crash_after=3)
+    assert_same_bits(run(batched(4), path=path), run(batched(4)))
+
+
+def test_samplers_of_other_processes_and_numbers_of_processes_may_be_of_other_lengths(path, monkeypatch):
+    def trained(place, length, **options):
+        monkeypatch.setattr(checkpoint, "_place", lambda run: place)
+        run(drawn(SubsetRandomSampler, range(length)), path=path, epochs=2, **options)
+
+    trained((0, 2), 20, crash_after=3)
+    trained((1, 2), 12)
+    trained((0, 3), 12, crash_after=3)
+    with pytest.raises(UsageError, match="batches of the training data"):
+        trained((0, 2), 12)
+
+
+def test_batches_that_change_as_epochs_go_by_go_on_with_the_same_objects_and_with_new_ones(path):
+    class Growing(Long):
+        def __iter__(self):
+            self.items = self.items + self.items[:1]
+            return iter(self.items)
+
+    def data():
+        return DataLoader(tensors(), batch_sampler=Growing([[0, 1], [2, 3]]))
+
+    kept = data()
+    run(lambda: kept, path=path, epochs=1)
+    run(lambda: kept, path=path, epochs=2)
+    assert len(run(data, path=path, epochs=3)[2].epochs) == 3
 
 
 def test_a_gpukit_loader_of_another_seed_is_refused_and_one_that_is_not_resident_is_not(path):

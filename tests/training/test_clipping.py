@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -125,6 +126,14 @@ def test_a_generator_a_module_and_one_parameter_are_taken(gradients):
     assert torch.equal(expected, clip_gradients(model, norm=math.inf))
     assert torch.equal(expected, clip_gradients((p for p in model.parameters()), norm=math.inf))
     assert torch.equal(model.weight.grad.norm(), clip_gradients(model.weight, norm=math.inf))
+
+
+@pytest.mark.parametrize("limit", [1, np.float64(1)])
+def test_any_int_or_float_is_a_limit(gradients, limit):
+    ours, theirs = with_gradients(*gradients), with_gradients(*gradients)
+    clip_gradients(ours, norm=limit, value=limit)
+    clip_gradients(theirs, norm=1.0, value=1.0)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize(

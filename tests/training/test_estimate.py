@@ -268,3 +268,14 @@ def test_an_optimiser_that_looks_at_numbers_is_named_as_a_reason():
     batch = (torch.ones(3, 4), torch.zeros(3, dtype=torch.long))
     with pytest.raises(UsageError, match="optimiser"):
         gpukit.estimate_memory(nn.Linear(4, 2), batch, optimizer=torch.optim.Adafactor)
+
+
+def test_optimiser_state_in_lists_is_counted():
+    class Keeping(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["last"] = [parameter.grad.clone(), {"squared": parameter.grad.square()}]
+
+    estimate = gpukit.estimate_memory(small(), BATCH, optimizer=lambda p: Keeping(p, 0.1), device="cpu")
+    assert estimate.optimizer_bytes == 2 * estimate.parameter_bytes

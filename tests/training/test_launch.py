@@ -8,6 +8,7 @@ import sys
 import threading
 import types
 import uuid
+import zipfile
 from pathlib import Path
 
 import psutil
@@ -100,7 +101,7 @@ plain = {"mean": float(total.mean()), 3: (1, None, [True])}
     assert left() == []
 
 
-def test_what_the_end_of_an_interpreter_does_is_no_failure_of_a_torchrun_cell():
+def test_what_the_end_of_an_interpreter_does_is_no_failure_of_a_torchrun_cell(monkeypatch, tmp_path):
     """A gloo thread that still has a tensor then aborts the process, now and then; this object always does."""
     cell = """import atexit, os, sys, threading, time
 class Held:
@@ -110,11 +111,19 @@ sys.held = Held()
 atexit.register(print, "at exit", end="")
 threading.Thread(target=lambda: (time.sleep(0.3), print("a thread"))).start()
 value = 3
+log = sys.log = open("log.csv", "w")
+log.write("epoch")
+import zipfile
+archive = zipfile.ZipFile("a.zip", "w")
+archive.writestr("a", "b")
 """
+    monkeypatch.chdir(tmp_path)
     output = Output()
     assert run_cell("--nproc-per-node 1 --export value", cell, {}, output) == {"value": 3}
     assert output["out"] == "a thread\nat exit"
-    with pytest.raises(ProcessError, match=r"^Rank 0 of 1 failed in line 10 of the cell: ZeroDivisionError"):
+    assert Path("log.csv").read_text() == "epoch"
+    assert zipfile.ZipFile("a.zip").read("a") == b"b"
+    with pytest.raises(ProcessError, match=r"^Rank 0 of 1 failed in line 15 of the cell: ZeroDivisionError"):
         run_cell("--nproc-per-node 1", cell + "1 / 0", {}, Output())
 
 

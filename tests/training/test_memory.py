@@ -287,3 +287,31 @@ def test_several_optimisers_are_counted_together():
 
 def test_weights_without_a_shape_take_nothing_yet():
     assert gpukit.memory_report(nn.LazyLinear(3), device="cpu").parameter_bytes == 0
+
+
+def test_what_the_system_says_of_the_peak_is_no_less_than_what_is_in_use(monkeypatch):
+    monkeypatch.setattr(backend, "process_bytes", lambda: 100 * MIB)
+    for told, peak in ((99 * MIB, 100 * MIB), (120 * MIB, 120 * MIB), (None, None)):
+        monkeypatch.setattr(backend, "peak_bytes", lambda device, told=told: told)
+        report = gpukit.memory_report(nn.Linear(9, 9))
+        assert (report.reserved_bytes, report.peak_bytes) == (100 * MIB, peak)
+
+
+def test_optimiser_state_in_lists_and_dicts_is_counted():
+    model = nn.Linear(100, 10)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=5)
+    data = torch.randn(8, 100)
+
+    def loss():
+        optimizer.zero_grad()
+        value = model(data).square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    state = optimizer.state[model.weight]
+    assert state["old_dirs"]
+    alone = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    lists = [tensor for value in state.values() if isinstance(value, list) for tensor in value if tensor is not None]
+    expected = sum(bytes_by_storage([*alone, *lists]).values())
+    assert gpukit.memory_report(model, optimizer).optimizer_bytes == expected

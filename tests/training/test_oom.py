@@ -2,11 +2,13 @@
 
 import gc
 import json
+import random
 import subprocess
 import sys
 import textwrap
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -398,3 +400,91 @@ def test_memory_that_runs_out_before_the_first_forward_pass_is_recovered_from(mo
         nn.Linear(4, 2), batches, epochs=1, accumulate=2, device="cpu", precision="fp32", progress=False
     )
     assert history.epochs[0].samples == 16
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_batch_norm_that_is_left_a_part_of_one_sample_is_named(most):
+    model = Limited(most, norm=True)
+    with pytest.raises(TrainingError, match="Batch norm cannot train on a part of one sample") as caught:
+        fit(model, data((7,)))
+    assert caught.value.__cause__.__traceback__ is None
+    assert model.norm.num_batches_tracked == model.seen == 0
+    with pytest.raises(ValueError, match="more than 1 value per channel"):  # no part: the user's own batch
+        fit(Limited(1, norm=True), data((1,)))
+
+
+class Counting(nn.CrossEntropyLoss):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output, target):
+        self.calls += 1
+        return super().forward(output, target)
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_step_that_is_taken_again_draws_the_same_numbers_from_every_generator(at, first):
+    """`first` is the generator that the steps before draw from."""
+    python, numpy = random.Random(0), np.random.default_rng(0)
+    legacy, own = np.random.RandomState(0), torch.Generator().manual_seed(0)
+    shared = [random.random, np.random.rand, lambda: torch.rand(()).item()]
+    held = [python.random, numpy.random, legacy.rand, lambda: torch.rand((), generator=own).item()]
+
+    class Drawing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.held, self.drawn = nn.Linear(4, 3), (python, numpy, legacy, own), []
+
+        def forward(self, x):
+            self.drawn.append([draw() for draw in (shared[first:] + held)])
+            return self.layer(x)
+
+    model, loss_fn = Drawing(), Counting()
+    loss_fn.register_forward_hook(lambda *_: fails(len(model.drawn) == at))
+    fit(model, data((8,) * 4), epochs=1, loss_fn=loss_fn)
+    before, again, last = model.drawn[at - 1 : at + 2]
+    assert before == again
+    assert not set(again) & set(last)
+    assert len(model.drawn) - 1 == loss_fn.calls == (at - 1) + 2 * (5 - at)
+
+
+def fails(does):
+    if does:
+        raise torch.OutOfMemoryError("out of memory")
+
+
+def test_pythons_and_numpys_numbers_go_on_where_no_step_draws():
+    """The data draw between the steps: what a step begins with is not what the run began with."""
+
+    def loader():
+        for batch in data((4, 4, 4, 8, 4)):
+            drawn.append((random.random(), np.random.rand()))
+            yield batch
+
+    drawn = []
+    fit(Limited(4), loader(), epochs=1)
+    assert len(set(drawn)) == 5
+
+
+WEIGHT = torch.tensor([0.1, 3.0, 1.0])
+RECORDED = {
+    "mean": nn.CrossEntropyLoss(),
+    "weighted": nn.CrossEntropyLoss(weight=WEIGHT),
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "own": lambda output, target: nn.functional.cross_entropy(output, target.clamp(0)),
+    "by element": lambda output, target: nn.functional.mse_loss(output, target.clamp(0)[:, None].expand(-1, 3).float()),
+}
+
+
+@pytest.mark.parametrize("loss_fn", RECORDED.values(), ids=RECORDED)
+@pytest.mark.parametrize("most", [4, 2, 1])
+def test_the_losses_of_parts_are_recorded_as_that_of_the_whole(loss_fn, most):
+    target = torch.tensor([0, 1, -100, -100, -100, -100, 2, 1])
+    batches, records = [(x, target[: len(x)]) for x, _ in data((8, 7))], []
+    for model in (Limited(most), Limited(8)):
+        settings = {"valid": batches, "loss_fn": loss_fn, "metrics": {}, "epochs": 1}
+        [record] = fit(model, batches, **settings).epochs
+        records.append((record.train_loss, record.valid_loss))
+    assert records[0] == pytest.approx(records[1], rel=1e-5)

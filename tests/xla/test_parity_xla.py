@@ -142,3 +142,47 @@ def test_a_fault_on_xla_is_found_and_named():
     batch = (torch.randn(4, 3, 32, 32), torch.arange(4))
     report = gpukit.compare_devices(model, batch, devices="xla", precisions="fp32", against=other)
     assert not report.sound and report.first_module == "features.2"
+
+
+def of_classes(output, target):
+    return F.cross_entropy(output, target.argmax(1))
+
+
+@pytest.mark.parametrize("gap", [4.0, 12.0, 18.0])
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        of_classes,
+        nn.BCEWithLogitsLoss(),
+        lambda o, t: F.binary_cross_entropy(o.sigmoid(), t),
+        lambda o, t: -F.logsigmoid(o * (2 * t - 1)).mean(),
+    ],
+    ids=["cross entropy", "with logits", "of probabilities", "of their logarithms"],
+)
+def test_a_loss_near_zero_is_sound_on_xla(loss_fn, gap):
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.tensor([gap, -gap, -gap / 2]))
+
+        def forward(self, x):
+            return x + self.bias
+
+    torch.manual_seed(0)
+    batch = torch.rand(16, 3), torch.eye(3)[[0] * 16]
+    report = gpukit.compare_devices(Biased(), batch, loss_fn, devices="xla", precisions="fp32")
+    assert report.sound, report
+
+
+def test_pictures_made_smaller_are_sound_on_xla():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Upsample(size=(37, 53), mode="bilinear"), nn.Conv2d(3, 2, 1))
+    batch = torch.rand(2, 3, 224, 224), torch.rand(2, 2, 37, 53)
+    report = gpukit.compare_devices(model, batch, F.mse_loss, devices="xla", precisions="fp32")
+    assert report.sound, report
+
+
+def test_a_model_that_cannot_be_brought_to_xla_is_told():
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 2)))
+    (entry,) = gpukit.compare_devices(model, (torch.randn(8, 4), torch.arange(8) % 2), devices="xla").entries[:1]
+    assert entry.verdict == "failed" and "in the copying to it" in entry.sentence
