@@ -211,7 +211,14 @@ def _run(work: Work, it: _Setting, precision: Precision, scale: float = 1.0, lea
             key = Key("parameter gradient", name)
             parameter.register_post_accumulate_grad_hook(lambda _, key=key: record.arrived.append(key))
     inputs, target = it.batch
-    with _told(lambda: it.trace.current), torch.enable_grad(), same_random_state(work.seed), Unfused(), it.mode:
+    with (
+        contextlib.closing(it.recorder),
+        _told(lambda: it.trace.current),
+        torch.enable_grad(),
+        same_random_state(work.seed),
+        Unfused(),
+        it.mode,
+    ):
         with precision.autocast():
             loss = it.loss_fn(it.model(inputs), target)
         check_loss(loss)

@@ -78,6 +78,10 @@ class Recorder:
     def again(self, passage: Passage, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return tensors
 
+    def close(self) -> None:
+        """The step is over. The graph of a tensor that is held here holds this: a circle that Python does not see."""
+        self._copies.clear()
+
     def arrive(self, key: Key, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient came back to where `key`'s value passed."""
         self.record.arrived.append(key)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import gc
 import json
 import random
 
@@ -145,6 +146,29 @@ def test_the_model_the_batch_and_all_random_states_stay_as_they_were():
     assert not model.lstm.weight_ih_l0._post_accumulate_grad_hooks
     assert states[0] == random.getstate() and torch.equal(states[2], torch.get_rng_state())
     assert (states[1] == np.random.get_state()[1]).all()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_comparison_stays_in_memory(fails):
+    """Circles through autograd's graph are none that Python would find."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.layer(x).relu()
+            if fails and torch.is_autocast_enabled("cpu"):
+                raise RuntimeError("no bf16 here")
+            return y
+
+    batch = torch.rand(773, 4), torch.rand(773, 4)
+    report = gpukit.compare_devices(Model(), batch, F.mse_loss, devices="cpu", precisions=["fp32", "bf16"])
+    assert report.sound != fails
+    gc.collect()
+    left = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (773, 4)]
+    assert len(left) == 2
 
 
 def test_the_optimiser_goes_on_from_its_state_and_stays_as_it_was():
